@@ -1,0 +1,77 @@
+"""The seams, as Protocols: what the pipeline needs from above or beside, and what engines promise.
+
+An `Engine` calls its `Sink` from the event loop, in order, never after `Sink.failed` or a finish, and never
+from inside `submit`. Callbacks instead of async iterators, because waking a task costs as much as the whole
+token path (2 to 3 us of the 12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from filters.hit import Hit
+from pipeline.errors import HeadraceError
+from pipeline.values import EngineCall, FirstToken, ModelInfo, TokenLogprobs
+
+
+class Sink(Protocol):
+    """Receives one choice's output from an engine."""
+
+    def tokens(
+        self,
+        ids: list[int],
+        finish: str | None,
+        stop: int | str | None,
+        first: FirstToken | None,
+        logprobs: Sequence[TokenLogprobs] | None,
+        now_s: float,
+    ) -> None:
+        """New ids of this choice.
+
+        `finish` is vLLM's reason (stop, length, abort, error, repetition) on the last call, else None. `stop` is the
+        stop token id that ended it, None for the end-of-sequence token. `first` comes once, with the first ids.
+        `logprobs` has one entry per id when asked for. `now_s` is the monotonic time when the frame was read.
+        """
+
+    def failed(self, error: HeadraceError) -> None:
+        """The choice ends without a finish."""
+
+
+class Handle(Protocol):
+    """A submitted choice."""
+
+    @property
+    def worker(self) -> str:
+        """The worker's name, for logs and metrics."""
+
+    def abort(self) -> None:
+        """Stop it in the engine; idempotent. The sink is not called again."""
+
+
+class Engine(Protocol):
+    """Something that generates: a pool of linked workers, or an upstream server."""
+
+    def models(self) -> Sequence[ModelInfo]:
+        """Models with at least one ready worker."""
+
+    def check_room(self, model: str) -> None:
+        """Before any work is done for a request. Raises `UnknownModel`, `NoWorker`, or `QueueFull`."""
+
+    def submit(self, call: EngineCall, sink: Sink) -> Handle:
+        """Hand a call to the best worker.
+
+        Raises `NoWorker` or `QueueFull`. Does not wait: the worker's queue is the queue.
+        """
+
+
+class TextFilter(Protocol):
+    """A streaming content filter: one state per choice and channel. `filters.stream.StreamFilter` is one."""
+
+    released: int  # raw characters of the input whose fate is settled: all that derives from them may leave
+    hits: list[Hit]  # in order, shadow ones too; the owner may clear it
+    blocked: bool  # a block rule matched: nothing more leaves
+
+    def feed(self, text: str) -> str: ...
+
+    def flush(self) -> str: ...

@@ -1,0 +1,126 @@
+"""One frozen value per hop, in flow order. No behaviour beyond trivial properties.
+
+    bytes -> ChatRequest | CompletionRequest -> Prompt -> EngineCall -> (engine) -> Logprobs, FirstToken -> Usage, Timings
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+Json = Any  # a decoded JSON value; looked into only where a field's meaning is known
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the client asked of the generation, by vLLM's names. Only values that the body really gave are in `sampling`."""
+
+    sampling: Mapping[str, Json]  # temperature, top_p, seed, min_tokens, stop_token_ids, logit_bias, structured_outputs, …
+    max_tokens: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # None: none wanted; k: the sampled token and the k most likely ones
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the answer travels."""
+
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    include_timings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """Hop 1 of a chat: the validated body. Every string leaf in it is untrusted."""
+
+    model: str
+    messages: Sequence[Mapping[str, Json]]
+    generation: Generation
+    delivery: Delivery
+    tools: Sequence[Mapping[str, Json]] | None = None
+    documents: Sequence[Mapping[str, Json]] | None = None
+    chat_template_kwargs: Mapping[str, Json] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """Hop 1 of a raw completion: texts, or lists of token ids."""
+
+    model: str
+    prompts: Sequence[str | Sequence[int]]
+    generation: Generation
+    delivery: Delivery
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as token ids. `ids` is int32 little-endian, 4 bytes a token."""
+
+    ids: memoryview
+    num_tokens: int
+    affinity: int  # hash of the ids up to the first prefix boundary: same value, same worker, if it is not overloaded
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """All that an engine needs for one choice of one prompt."""
+
+    model: str
+    prompt: Prompt
+    sampling: Mapping[str, Json]  # complete: request values over gateway defaults over the model's generation_config
+    max_tokens: int
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What the engine tells with a choice's first token. Durations in milliseconds, never clocks."""
+
+    cached_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position: the sampled token first, then the k most likely ones, best first."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    rank: int = 0  # of the sampled token; 1 is the most likely
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the engine made them; what a filter withheld still counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a gateway knows of a served model, from the workers' hello."""
+
+    name: str
+    max_model_len: int
+    block_size: int
+    default_sampling: Mapping[str, Json]
+    fingerprint: str
+    scripted: bool = False
+    created: int = 0
