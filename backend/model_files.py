@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from backend.link import FileInfo
 
-# What makes a prompt's text into ids: the fingerprint covers these. `tokenizer_config.json` belongs to them because it
+# What makes a prompt's text into ids: the fingerprint covers these. `tokenizer_config.json` is one of them: it
 # may hold the chat template and says which special tokens are added.
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -32,7 +32,7 @@ class ModelFilesError(Exception):
 
 
 class ModelFiles(NamedTuple):
-    """The announced files in fixed order, where each lies by its sha256, and the fingerprint of tokenizer and template."""
+    """The announced files in fixed order, where each lies by its sha256, and the fingerprint."""
 
     files: list[FileInfo]
     paths: dict[str, str]
@@ -42,8 +42,8 @@ class ModelFiles(NamedTuple):
 def read_model_files(folder: Path, tokenizer_folder: Path | None = None) -> ModelFiles:
     """Hash the files that a gateway needs.
 
-    `tokenizer_folder`, where it is given, is where tokenizer and template come from; configs always come from `folder`.
-    Raises `ModelFilesError` where there is no `tokenizer.json`, and `OSError` where a file cannot be read.
+    `tokenizer_folder`, where it is given, is where tokenizer and template come from; configs always come from
+    `folder`. Raises `ModelFilesError` where there is no `tokenizer.json`, `OSError` where one cannot be read.
     """
     source = tokenizer_folder or folder
     if not (source / REQUIRED_FILE).is_file():
