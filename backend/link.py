@@ -22,7 +22,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -33,6 +33,7 @@ HEADER_BYTES: Final = HEADER.size
 # a full step of logprobs, or a submit with a JSON schema.
 MAX_FRAME_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 64 << 10  # an abort waits behind one piece at most: 64 KiB is 0.05 ms at 10 Gbit/s
+MAX_SLOTS: Final = 1 << 16  # per connection; bounds what a peer can make the other side remember
 
 CHALLENGE: Final = 1
 HELLO: Final = 2
@@ -50,6 +51,9 @@ FILE: Final = 12
 
 class LinkError(Exception):
     """The peer broke the protocol, or is not to be trusted. The connection ends."""
+
+
+Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 
 
 class Frame(msgspec.Struct, array_like=True):
@@ -97,7 +101,7 @@ class Welcome(Frame):
 class Submit(Frame):
     """Start one choice. `ids` is the (rest of the) prompt: int32 little-endian, after the PIECE frames of this slot."""
 
-    slot: int
+    slot: Slot
     generation: int
     ids: bytes
     sampling: dict[str, Any]  # vLLM SamplingParams fields, complete, with max_tokens
@@ -108,20 +112,20 @@ class Submit(Frame):
 class Piece(Frame):
     """A part of a long prompt, before its SUBMIT."""
 
-    slot: int
+    slot: Slot
     generation: int
     ids: bytes
 
 
 class Abort(Frame):
-    slots: list[tuple[int, int]]  # (slot, generation)
+    slots: list[tuple[Slot, int]]  # (slot, generation)
 
 
 class Fetch(Frame):
     sha256: str
 
 
-class Extra(msgspec.Struct, array_like=True):
+class Extra(msgspec.Struct, array_like=True, gc=False):
     """The rare parts of a delta: what comes with the first token, and logprobs."""
 
     cached_tokens: int = 0
@@ -132,10 +136,13 @@ class Extra(msgspec.Struct, array_like=True):
     logprobs: list[tuple[list[int], list[float], int]] | None = None
 
 
-class Delta(msgspec.Struct, array_like=True):
-    """New ids of one slot. With `finish` it is the worker's last word on this slot and generation."""
+class Delta(msgspec.Struct, array_like=True, gc=False):
+    """New ids of one slot. With `finish` it is the worker's last word on this slot and generation.
 
-    slot: int
+    `gc=False` here and in `Extra`: thousands of them live for one step each and none can be part of a cycle.
+    """
+
+    slot: Slot
     generation: int
     ids: list[int]
     finish: str | None = None  # stop, length, abort, error, repetition
@@ -152,20 +159,20 @@ class Step(Frame):
 class Closed(Frame):
     """These slots are free: aborted in the engine, no frame for them follows."""
 
-    slots: list[tuple[int, int]]
+    slots: list[tuple[Slot, int]]
 
 
 class Error(Frame):
     """One slot failed; it is free. `kind` is `busy` (try again), `rejected` (the engine refused it) or `engine` (it died)."""
 
-    slot: int
+    slot: Slot
     generation: int
     kind: str
     message: str
 
 
 class Stats(Frame):
-    """About once a second, also when idle: the link's heartbeat."""
+    """About once a second, also when idle: the link's heartbeat. Before WELCOME it says that the engine still loads."""
 
     running: int = 0
     waiting: int = 0
@@ -174,6 +181,7 @@ class Stats(Frame):
     prefix_hits: int = 0
     preemptions: int = 0
     engine_alive: bool = True
+    accepting: bool = True  # False: the worker drains, and answers each SUBMIT with a `busy` ERROR
 
 
 class FilePiece(Frame):
@@ -221,13 +229,16 @@ def decode(kind: int, payload: bytes | memoryview) -> Any:
 
 
 class Framer:
-    """Cuts a byte stream into frames. After a `LinkError` it refuses more."""
+    """Cuts a byte stream into frames. After a `LinkError` it refuses more.
 
-    __slots__ = ("_buffer", "_max_bytes", "_broken")
+    `max_frame_bytes` may be raised once the peer is trusted.
+    """
+
+    __slots__ = ("_broken", "_buffer", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
-        self._max_bytes = max_frame_bytes
         self._broken = False
 
     @property
@@ -235,7 +246,10 @@ class Framer:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The frames that are complete now, in order. Raises `LinkError` on an oversized or malformed one."""
+        """The frames that are complete now, in order. Raises `LinkError` on an oversized or malformed one.
+
+        Lazy: frames that the caller does not take stay buffered for the next call.
+        """
         if self._broken:
             raise LinkError("the connection has already failed")
         try:
@@ -251,20 +265,23 @@ class Framer:
             buffer += data
             source = buffer
         start, end = 0, len(source)
-        with memoryview(source) as view:
-            while end - start >= HEADER_BYTES:
-                num_bytes, kind = HEADER.unpack_from(view, start)
-                if num_bytes > self._max_bytes:
-                    raise LinkError(f"a frame of {num_bytes} bytes; the limit is {self._max_bytes}")
-                stop = start + HEADER_BYTES + num_bytes
-                if stop > end:
-                    break
-                yield decode(kind, view[start + HEADER_BYTES : stop])
-                start = stop
-        if source is buffer:
-            del buffer[:start]
-        elif start < end:
-            buffer += data[start:]
+        try:
+            with memoryview(source) as view:
+                while end - start >= HEADER_BYTES:
+                    num_bytes, kind = HEADER.unpack_from(view, start)
+                    if num_bytes > self.max_frame_bytes:
+                        raise LinkError(f"a frame of {num_bytes} bytes; the limit is {self.max_frame_bytes}")
+                    stop = start + HEADER_BYTES + num_bytes
+                    if stop > end:
+                        break
+                    payload = view[start + HEADER_BYTES : stop]
+                    start = stop
+                    yield decode(kind, payload)
+        finally:
+            if source is buffer:
+                del buffer[:start]
+            elif start < end:
+                buffer += data[start:]
 
 
 def proof(secret: bytes, nonce: bytes, role: bytes) -> bytes:
