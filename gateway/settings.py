@@ -1,0 +1,289 @@
+"""The settings: every name, type, default, unit and help text, as frozen groups of fields.
+
+Where a value comes from (flags, HEADRACE_* variables, the YAML file) and whether it is good is decided in
+`gateway/settings_load.py`. This module imports nothing heavy, so that `headrace --help` stays quick.
+
+One name everywhere: the field `queue_limit_s` is the flag `--queue-limit-s`, the variable
+`HEADRACE_QUEUE_LIMIT_S` and the YAML key `queue_limit_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal
+
+ENV_PREFIX: Final = "HEADRACE_"
+# Read by the set-up scripts and the tests, not by the program.
+OTHER_VARIABLES: Final = ("HEADRACE_PYTHON", "HEADRACE_ENGINE", "HEADRACE_TORCH_INDEX", "HEADRACE_TEST_")
+MASK: Final = "********"
+
+SERVE: Final = "serve"
+GATEWAY: Final = "gateway"
+WORKER: Final = "worker"
+EDGE: Final = frozenset({SERVE, GATEWAY})
+ENGINE: Final = frozenset({SERVE, WORKER})
+BOTH: Final = frozenset({GATEWAY, WORKER})
+ALL: Final = frozenset({SERVE, GATEWAY, WORKER})
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a field's type and default do not say. `commands` None means those of the group."""
+
+    help: str
+    unit: str = ""
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    secret: bool = False
+    is_file: bool = False  # must exist when the process starts
+    flags: tuple[str, ...] = ()  # further spellings: what vLLM or uvicorn call it
+    commands: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """Settings of every command."""
+
+    TOPIC: ClassVar = "General"
+    COMMANDS: ClassVar = ALL
+
+    config: Annotated[
+        Path | None, About("YAML file with settings; flags and variables beat it", is_file=True)
+    ] = None
+    cache: Annotated[Path, About("folder for the embedded model and fetched model files")] = Path(
+        "~/.cache/headrace"
+    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], About("least severe line that is logged")
+    ] = "info"
+    log_text: Annotated[
+        bool, About("write prompts and answers to the log, for debugging only", commands=EDGE)
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """The listening side: addresses, TLS, processes, and what a connection may do before a request exists."""
+
+    TOPIC: ClassVar = "Listening"
+    COMMANDS: ClassVar = EDGE
+
+    host: Annotated[str, About("address to listen on")] = "127.0.0.1"
+    port: Annotated[
+        int, About("TCP port to listen on; 0 takes a free one", "port", at_least=0, at_most=65535)
+    ] = 8000
+    uds: Annotated[Path | None, About("Unix socket to listen on, instead of host and port")] = None
+    ssl_certfile: Annotated[Path | None, About("TLS certificate chain (PEM)", is_file=True)] = None
+    ssl_keyfile: Annotated[Path | None, About("TLS private key (PEM)", is_file=True)] = None
+    processes: Annotated[
+        int, About("gateway processes that share the port", "processes", at_least=1, at_most=256)
+    ] = 1
+    backlog: Annotated[int, About("connections that may wait to be accepted", "connections", at_least=1)] = (
+        2048
+    )
+    max_header_bytes: Annotated[
+        int, About("request line and headers; more is 431", "bytes", at_least=1024)
+    ] = 64 << 10
+    max_body_bytes: Annotated[int, About("request body; more is 413", "bytes", at_least=1024)] = 32 << 20
+    header_limit_s: Annotated[float, About("time for a client to send its headers", "s", above=0)] = 20.0
+    # nginx keeps idle upstream connections for 60 s and clients to nginx for 75 s; the side that closes first
+    # must be nginx, or a request meets a connection that has just gone.
+    keep_alive_s: Annotated[
+        float,
+        About(
+            "idle connection kept open; longer than nginx's 75", "s", above=0, flags=("--timeout-keep-alive",)
+        ),
+    ] = 90.0
+    drain_limit_s: Annotated[
+        float,
+        About(
+            "time for running requests to finish after SIGTERM",
+            "s",
+            at_least=0,
+            flags=("--shutdown-timeout",),
+        ),
+    ] = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask."""
+
+    TOPIC: ClassVar = "Access"
+    COMMANDS: ClassVar = EDGE
+
+    api_key: Annotated[
+        tuple[str, ...], About("key that clients must send; repeat for several", secret=True)
+    ] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The connections between gateways and workers, and their trust."""
+
+    TOPIC: ClassVar = "Link"
+    COMMANDS: ClassVar = BOTH
+
+    worker: Annotated[
+        tuple[str, ...],
+        About(
+            "worker to connect to, tcp://HOST:PORT or unix:PATH; repeat for several",
+            commands=frozenset({GATEWAY}),
+        ),
+    ] = ()
+    link_secret: Annotated[str | None, About("secret that gateways and workers share", secret=True)] = field(
+        default=None, repr=False
+    )
+    link_secret_file: Annotated[Path | None, About("file that holds the link's secret", is_file=True)] = None
+    link_certfile: Annotated[
+        Path | None, About("TLS certificate of this end of the link (PEM)", is_file=True)
+    ] = None
+    link_keyfile: Annotated[Path | None, About("TLS key of this end of the link (PEM)", is_file=True)] = None
+    link_cafile: Annotated[
+        Path | None,
+        About(
+            "TLS authority that the other end must be signed by (PEM); on a gateway it switches TLS on",
+            is_file=True,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on requests, in the order in which a request meets them."""
+
+    TOPIC: ClassVar = "Limits"
+    COMMANDS: ClassVar = EDGE
+
+    max_messages: Annotated[int, About("messages in one chat", "messages", at_least=1)] = 4096
+    max_text_chars: Annotated[int, About("characters of text in one request", "characters", at_least=1)] = (
+        4_000_000
+    )
+    max_n: Annotated[int, About("choices per request", "choices", at_least=1)] = 16
+    default_max_tokens: Annotated[
+        int,
+        About("output tokens when the client gives no limit; reserved in the context", "tokens", at_least=1),
+    ] = 2048
+    queue_max_requests: Annotated[
+        int, About("requests queued per worker; more is 503", "requests", at_least=1)
+    ] = 256
+    queue_max_tokens: Annotated[
+        int, About("prompt tokens queued per worker; more is 503", "tokens", at_least=1)
+    ] = 1_000_000
+    queue_limit_s: Annotated[float, About("time until the first token", "s", above=0)] = 60.0
+    stall_limit_s: Annotated[
+        float, About("time without a token, or without a sign of the worker", "s", above=0)
+    ] = 30.0
+    request_limit_s: Annotated[float, About("time for a whole request", "s", above=0)] = 600.0
+    heartbeat_s: Annotated[
+        float, About("time between heartbeat comments while no token flows", "s", above=0, at_most=10)
+    ] = 5.0
+    slow_reader_bytes: Annotated[
+        int, About("unsent bytes of a client that does not read", "bytes", at_least=1024)
+    ] = 256 << 10
+    slow_reader_s: Annotated[float, About("time that such a client is kept", "s", above=0)] = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What happens to text on its way in and out."""
+
+    TOPIC: ClassVar = "Text"
+    COMMANDS: ClassVar = EDGE
+
+    rules: Annotated[tuple[str, ...], About("rule file (YAML) or plain word list; repeat for several")] = ()
+    rules_action: Annotated[
+        Literal["flag", "mask", "block"], About("what a plain word list does to its words")
+    ] = "mask"
+    hold_policy: Annotated[Literal["block", "release"], About("what happens to held text at a bound")] = (
+        "block"
+    )
+    max_hold_chars: Annotated[
+        int, About("raw characters that a filter may hold", "characters", at_least=1)
+    ] = 256
+    max_hold_s: Annotated[float, About("time that a filter may hold text", "s", above=0)] = 2.0
+    control_characters: Annotated[
+        Literal["reject", "strip", "allow"],
+        About("what happens to control characters in a prompt, other than tab and line ends"),
+    ] = "reject"
+    reasoning_content: Annotated[
+        bool, About("send reasoning as `reasoning_content` too, for older clients")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The worker and its engine."""
+
+    TOPIC: ClassVar = "Worker"
+    COMMANDS: ClassVar = ENGINE
+
+    model: Annotated[
+        str | None, About("model folder or hub name; `serve` without it takes the embedded model")
+    ] = None
+    served_model_name: Annotated[tuple[str, ...], About("name that clients use; repeat for several")] = ()
+    max_model_len: Annotated[
+        int | None, About("context length, if shorter than the model's", "tokens", at_least=1)
+    ] = None
+    listen: Annotated[
+        str,
+        About("where the worker takes gateways: tcp://HOST:PORT or unix:PATH", commands=frozenset({WORKER})),
+    ] = "tcp://127.0.0.1:7400"
+    metrics_host: Annotated[str, About("address of the worker's own /metrics and /health")] = "127.0.0.1"
+    metrics_port: Annotated[
+        int | None,
+        About(
+            "port of the worker's own /metrics and /health; 0 takes a free one",
+            "port",
+            at_least=0,
+            at_most=65535,
+        ),
+    ] = None
+    engine_args: Annotated[
+        tuple[str, ...], About("vLLM engine arguments; on the command line everything after `--`")
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """The scripted worker, which makes tokens without a model: for tests, load tests and simulations."""
+
+    TOPIC: ClassVar = "Scripted worker"
+    COMMANDS: ClassVar = ENGINE
+
+    scripted: Annotated[bool, About("make deterministic tokens without a model")] = False
+    tokenizer: Annotated[str | None, About("folder with the tokenizer that the scripted worker serves")] = (
+        None
+    )
+    script: Annotated[
+        Path | None, About("file with the texts that it answers, one JSON value a line", is_file=True)
+    ] = None
+    step_ms: Annotated[float, About("time of one step", "ms", at_least=0)] = 20.0
+    jitter_ms: Annotated[float, About("random part of a step's time", "ms", at_least=0)] = 0.0
+    prefill_ms_per_1k: Annotated[float, About("prefill time per 1,000 prompt tokens", "ms", at_least=0)] = 5.0
+    max_running: Annotated[int, About("requests that run at the same time", "requests", at_least=1)] = 4096
+    seed: Annotated[int, About("seed of its tokens", "number", at_least=0)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Which of several gateway processes this is; set by the supervisor, not by the user."""
+
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of a process. `Settings()` is the defaults."""
+
+    general: General = General()
+    http: Http = Http()
+    access: Access = Access()
+    link: Link = Link()
+    limits: Limits = Limits()
+    text: Text = Text()
+    engine: Engine = Engine()
+    scripted: Scripted = Scripted()
+    process: Process = Process()
