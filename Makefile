@@ -1,0 +1,38 @@
+# Every target does its own set-up, in .venv: idempotent, and quick when nothing has changed.
+# ARGS goes to the command: make serve ARGS="--model PATH", make test ARGS="tests/filters -x".
+
+PYTHON ?= $(or $(HEADRACE_PYTHON),python3)
+VENV := .venv/bin
+ARGS ?=
+BENCHES ?= $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/bench_*.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-long lint bench clean
+
+help:  ## say what there is
+	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup:  ## build .venv with everything: gateway, engine, tools for tests
+	@$(PYTHON) .ci/setup.py test
+
+serve:  ## a gateway and an engine with the embedded model, on http://127.0.0.1:8000
+	@$(PYTHON) .ci/setup.py serve
+	@exec $(VENV)/python -m gateway.cli serve $(ARGS)
+
+test: setup  ## all tests but the long ones, under 8 minutes
+	@$(VENV)/python -m pytest $(ARGS)
+
+test-long: setup  ## the soaks and the full counts
+	@$(VENV)/python -m pytest -m long $(ARGS)
+
+lint: setup  ## ruff and mypy
+	@$(VENV)/ruff check .
+	@$(VENV)/ruff format --check .
+	@$(VENV)/mypy
+
+bench: setup  ## every benchmark, or BENCHES="bench_gateway"
+	@set -e; for bench in $(BENCHES); do $(VENV)/python -m benchmarks.$$bench $(ARGS); done
+
+clean:  ## remove caches and build outputs; .venv stays
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
