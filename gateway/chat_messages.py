@@ -1,0 +1,225 @@
+"""The messages and tools of a chat body -> the dicts that a chat template reads.
+
+The dicts have the keys, and the order of keys, that vLLM 0.32 hands to its templates
+(`renderers/chat_utils.py`), so that templates which print a whole object (`tool | tojson`) give the same
+text. What joins content parts for a template that wants plain strings is rendering's business.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from gateway.json_body import check_depth, show
+from pipeline.errors import InvalidRequest
+
+MAX_ROLE_CHARS: Final = 64
+# Kinds of part that are text, and the key that holds it.
+TEXT_PARTS: Final = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+MEDIA_PARTS: Final = frozenset(
+    {
+        "image_url",
+        "input_image",
+        "image_embeds",
+        "audio_url",
+        "input_audio",
+        "audio_embeds",
+        "video_url",
+        "video_embeds",
+        "file",
+    }
+)
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """A call that the assistant made. `arguments` is JSON in a string."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """One of the assistant's tool calls."""
+
+    id: str | None = None
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function"]})] = "function"
+    function: FunctionCall
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One turn of the chat."""
+
+    role: Annotated[
+        str, Meta(min_length=1, max_length=MAX_ROLE_CHARS, examples=["system", "user", "assistant"])
+    ]
+    content: Annotated[
+        str | list[str | dict[str, Any]] | None,
+        Meta(description="Text, or a list of text parts. Only the assistant's may be null."),
+    ] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: Annotated[
+        str | None, Meta(description="The assistant's reasoning, for templates that show it.")
+    ] = None
+    reasoning_content: Annotated[str | None, Meta(description="An older name of reasoning.")] = None
+    tools: Annotated[list[dict[str, Any]] | None, Meta(description="Of a developer message.")] = None
+    task: str | None = None
+    function_call: Any = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """What a tool is called and takes."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, Meta(description="A JSON schema.")] = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may be told of."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function"]})] = "function"
+    function: Function
+    defer_loading: bool | None = None
+
+
+def to_messages(messages: list[Message], max_depth: int) -> tuple[dict[str, Any], ...]:
+    """The template's messages. Raises `InvalidRequest`."""
+    if not messages:
+        raise InvalidRequest("'messages' must not be empty.", "messages")
+    return tuple(
+        _to_message(message, f"messages[{index}]", max_depth) for index, message in enumerate(messages)
+    )
+
+
+def _to_message(message: Message, param: str, max_depth: int) -> dict[str, Any]:
+    role = message.role
+    out: dict[str, Any] = {"role": role, "content": _content(message, param)}
+    if role == "assistant":
+        _add_assistant_fields(out, message, param, max_depth)
+    elif role == "tool":
+        if isinstance(out["content"], list):  # templates take a tool's result as a string only
+            out["content"] = "\n".join(part["text"] for part in out["content"])
+        if message.tool_call_id is not None:
+            out["tool_call_id"] = message.tool_call_id
+    elif role == "developer" and message.tools is not None:
+        check_depth(message.tools, max_depth, f"{param}.tools")
+        out["tools"] = message.tools
+    if message.name is not None:
+        out["name"] = message.name
+    if message.task is not None:
+        out["task"] = message.task
+    return out
+
+
+def _add_assistant_fields(out: dict[str, Any], message: Message, param: str, max_depth: int) -> None:
+    if message.function_call is not None:
+        raise InvalidRequest(
+            f"'{param}.function_call' is not supported by this server; use 'tool_calls'.",
+            f"{param}.function_call",
+            "unsupported_field",
+        )
+    if message.tool_calls:
+        out["tool_calls"] = [
+            _to_tool_call(call, f"{param}.tool_calls[{index}]", max_depth)
+            for index, call in enumerate(message.tool_calls)
+        ]
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if reasoning is not None:
+        out["reasoning"] = out["reasoning_content"] = reasoning
+
+
+def _content(message: Message, param: str) -> str | list[dict[str, str]] | None:
+    content = message.content
+    if isinstance(content, list):
+        return [_to_part(part, f"{param}.content[{index}]") for index, part in enumerate(content)]
+    if content is None and message.role != "assistant":
+        raise InvalidRequest(f"'{param}.content' must be a string or an array, got null.", f"{param}.content")
+    return content
+
+
+def _to_part(part: str | dict[str, Any], param: str) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type")
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise _bad_part(kind, param)
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"'{param}.{key}' must be a string, got {show(text)}.", f"{param}.{key}")
+    return {"type": "text", "text": text}
+
+
+def _bad_part(kind: object, param: str) -> InvalidRequest:
+    if kind in MEDIA_PARTS:
+        return InvalidRequest(f"'{param}' is of type {show(kind)}, but this model takes text only.", param)
+    allowed = ", ".join(TEXT_PARTS)
+    return InvalidRequest(f"'{param}.type' must be one of {allowed}; got {show(kind)}.", f"{param}.type")
+
+
+def _to_tool_call(call: ToolCall, param: str, max_depth: int) -> dict[str, Any]:
+    if call.type != "function":
+        raise InvalidRequest(f"'{param}.type' must be 'function', got {show(call.type)}.", f"{param}.type")
+    arguments = _arguments(call.function.arguments)
+    check_depth(arguments, max_depth, f"{param}.function.arguments")
+    return {
+        "id": call.id,
+        "function": {"arguments": arguments, "name": call.function.name},
+        "type": "function",
+    }
+
+
+def _arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments as an object, which is what templates expect.
+
+    Malformed ones become an empty object, as in vLLM: they are a model's own output, and refusing them would
+    refuse every later turn of that conversation.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def to_tools(tools: list[Tool] | None, max_depth: int) -> list[dict[str, Any]] | None:
+    """The template's tools. Raises `InvalidRequest`."""
+    if tools is None:
+        return None
+    if not tools:
+        raise InvalidRequest(
+            "'tools' must not be an empty array. Give at least one tool, or leave it out.", "tools"
+        )
+    return [_to_tool(tool, f"tools[{index}]", max_depth) for index, tool in enumerate(tools)]
+
+
+def _to_tool(tool: Tool, param: str, max_depth: int) -> dict[str, Any]:
+    if tool.type != "function":
+        raise InvalidRequest(f"'{param}.type' must be 'function', got {show(tool.type)}.", f"{param}.type")
+    function = tool.function
+    check_depth(function.parameters, max_depth, f"{param}.function.parameters")
+    described: dict[str, Any] = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": function.parameters,
+    }
+    defer_loading = function.defer_loading if function.defer_loading is not None else tool.defer_loading
+    if function.strict is not None:
+        described["strict"] = function.strict
+    if defer_loading is not None:
+        described["defer_loading"] = defer_loading
+    out = {"type": "function", "function": described}
+    return out if tool.defer_loading is None else {**out, "defer_loading": tool.defer_loading}

@@ -1,0 +1,190 @@
+"""The body of `POST /v1/chat/completions` -> `ChatRequest`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from gateway.chat_messages import Message, Tool, to_messages, to_tools
+from gateway.json_body import check_depth, decode, show
+from gateway.sampling_fields import (
+    DEFAULT_LIMITS,
+    MAX_LOGPROBS,
+    PositiveInt,
+    RequestLimits,
+    SamplingFields,
+    check_num_logprobs,
+    to_delivery,
+    to_generation,
+)
+from gateway.unsupported_fields import refuse_unsupported
+from pipeline.errors import InvalidRequest
+from pipeline.values import ChatRequest
+
+REASONING_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# Names that rendering itself gives to a template; `chat_template_kwargs` must not replace them.
+RESERVED_TEMPLATE_NAMES: Final = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+        "raise_exception",
+        "strftime_now",
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "pad_token",
+        "sep_token",
+        "cls_token",
+        "mask_token",
+    }
+)
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """A chat to continue."""
+
+    messages: Annotated[list[Message], Meta(description="The chat so far, oldest first.")]
+    max_completion_tokens: Annotated[
+        PositiveInt | None, Meta(description="OpenAI's newer name; it wins.")
+    ] = None
+    logprobs: Annotated[bool | None, Meta(description="Give the log probability of every token.")] = None
+    top_logprobs: Annotated[
+        int | None,
+        Meta(
+            description="And those of this many most likely tokens. Needs logprobs.",
+            extra_json_schema={"minimum": 0, "maximum": MAX_LOGPROBS},
+        ),
+    ] = None
+    tools: Annotated[list[Tool] | None, Meta(description="Shown to the model by its template.")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description="With tools it must be 'none': this server has no tool-call parser.",
+            examples=["none"],
+        ),
+    ] = None
+    reasoning_effort: Annotated[
+        str | None,
+        Meta(
+            description="For templates that know it.", extra_json_schema={"enum": [*REASONING_EFFORTS, None]}
+        ),
+    ] = None
+    documents: Annotated[list[dict[str, str]] | None, Meta(description="For templates that know them.")] = (
+        None
+    )
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Variables for the chat template.", examples=[{"enable_thinking": False}]),
+    ] = None
+    add_generation_prompt: Annotated[bool | None, Meta(description="Begin the assistant's turn.")] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="Leave the last message open and write on in it.")
+    ] = None
+    add_special_tokens: bool | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(ChatBody)
+
+
+def parse_chat(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatRequest:
+    """The request that the bytes of a chat body ask for. Raises `InvalidRequest`, and nothing else."""
+    fields = decode(_DECODER, body, limits.max_containers)
+    refuse_unsupported(fields)
+    if fields.add_special_tokens:
+        raise InvalidRequest(
+            "'add_special_tokens': true is not supported for chats; the template adds them.",
+            "add_special_tokens",
+            "unsupported_field",
+        )
+    max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    continue_final_message = bool(fields.continue_final_message)
+    return ChatRequest(
+        model=fields.model,
+        messages=to_messages(fields.messages, limits.max_depth),
+        generation=to_generation(
+            fields, limits, None if max_tokens is None else int(max_tokens), _logprobs(fields)
+        ),
+        delivery=to_delivery(fields),
+        tools=_tools(fields, limits),
+        documents=fields.documents,
+        chat_template_kwargs=_template_variables(fields, limits),
+        add_generation_prompt=_add_generation_prompt(fields),
+        continue_final_message=continue_final_message,
+    )
+
+
+def _logprobs(fields: ChatBody) -> int | None:
+    num_top = check_num_logprobs(fields.top_logprobs, "top_logprobs")
+    if fields.logprobs:
+        return num_top or 0
+    if num_top:
+        raise InvalidRequest(
+            f"'top_logprobs' needs 'logprobs': true, got top_logprobs = {num_top}.", "top_logprobs"
+        )
+    return None
+
+
+def _tools(fields: ChatBody, limits: RequestLimits) -> list[dict[str, Any]] | None:
+    """The tools for the template. Calling them is refused: nothing here could read the model's calls."""
+    tools = to_tools(fields.tools, limits.max_depth)
+    choice = fields.tool_choice
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise InvalidRequest(
+            f"'tool_choice' must be 'none', 'auto', 'required' or a named tool, got {show(choice)}.",
+            "tool_choice",
+        )
+    if choice not in (None, "none") and tools is None:
+        raise InvalidRequest("'tool_choice' needs 'tools'.", "tool_choice")
+    if tools is None or choice == "none":
+        return tools
+    wanted = (
+        f"'tool_choice': {show(choice)}"
+        if choice is not None
+        else "'tools' without 'tool_choice' means 'auto', which"
+    )
+    raise InvalidRequest(
+        f"{wanted} requires a tool-call parser, and this server has none. Use 'tool_choice': \"none\".",
+        "tool_choice",
+        "unsupported_field",
+    )
+
+
+def _template_variables(fields: ChatBody, limits: RequestLimits) -> dict[str, Any]:
+    """The client's variables; `reasoning_effort` adds itself and, as in vLLM, switches thinking on or off."""
+    variables = dict(fields.chat_template_kwargs or {})
+    check_depth(variables, limits.max_depth, "chat_template_kwargs")
+    if reserved := RESERVED_TEMPLATE_NAMES & variables.keys():
+        param = f"chat_template_kwargs.{min(reserved)}"
+        raise InvalidRequest(
+            f"'{param}' is not allowed: the server sets this template variable itself.", param
+        )
+    effort = fields.reasoning_effort
+    if effort is None:
+        return variables
+    if effort not in REASONING_EFFORTS:
+        raise InvalidRequest(
+            f"'reasoning_effort' must be one of {', '.join(REASONING_EFFORTS)}, got {show(effort)}.",
+            "reasoning_effort",
+        )
+    variables["reasoning_effort"] = effort
+    variables.setdefault("enable_thinking", effort != "none")
+    return variables
+
+
+def _add_generation_prompt(fields: ChatBody) -> bool:
+    if not fields.continue_final_message:
+        return fields.add_generation_prompt is not False
+    if fields.add_generation_prompt:
+        raise InvalidRequest(
+            "'continue_final_message' and 'add_generation_prompt' must not both be true.",
+            "add_generation_prompt",
+        )
+    return False
