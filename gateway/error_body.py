@@ -2,7 +2,7 @@
 
     {"error": {"message": str, "type": str, "param": str | null, "code": str | null}}
 
-openai-python retries 408, 409, 429 and 5xx twice and obeys `retry-after-ms` and `retry-after`, so overload says when.
+openai-python retries 408, 409, 429 and 5xx twice and obeys `retry-after-ms` and `retry-after`: overload says when.
 An exception that Headrace did not raise on purpose tells the client nothing but the id to look up in the log.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from pipeline.errors import BadKey, ClientGone, HeadersTooLarge, HeadraceError, Overloaded
+from pipeline.errors import BadKey, HeadersTooLarge, HeadraceError, Overloaded
 
 Header = tuple[bytes, bytes]
 ErrorBody = Mapping[str, Mapping[str, str | None]]
@@ -27,10 +27,9 @@ _JSON: Final = (b"content-type", b"application/json")
 
 
 def error_response(error: BaseException, request_id: str | None = None) -> tuple[int, list[Header], bytes]:
-    """Status, headers and body of the response that answers a request with this error."""
+    """Status, headers (without content-length) and body of the response to a request with this error."""
     body = msgspec.json.encode(stream_error(error, request_id))
-    headers = [_JSON, (b"content-length", b"%d" % len(body)), *_headers(error)]
-    return status_of(error), headers, body
+    return status_of(error), [_JSON, *_headers(error)], body
 
 
 def stream_error(error: BaseException, request_id: str | None = None) -> ErrorBody:
@@ -53,7 +52,7 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Error
 def _headers(error: BaseException) -> list[Header]:
     if isinstance(error, BadKey):
         return [(b"www-authenticate", b'Bearer realm="headrace"')]
-    if isinstance(error, (HeadersTooLarge, ClientGone)):
+    if isinstance(error, HeadersTooLarge):  # the rest of them is not read
         return [(b"connection", b"close")]
     if isinstance(error, Overloaded) or status_of(error) == TOO_MANY_REQUESTS:
         return _retry_after(getattr(error, "retry_after_s", DEFAULT_RETRY_AFTER_S))
@@ -61,7 +60,7 @@ def _headers(error: BaseException) -> list[Header]:
 
 
 def _retry_after(retry_after_s: float) -> list[Header]:
-    """Whole seconds for every client (RFC 9110, rounded up: never too early), and milliseconds for OpenAI's."""
+    """Whole seconds, rounded up, for every client (RFC 9110, 10.2.3), and milliseconds for OpenAI's."""
     wait_s = max(0.0, retry_after_s)
     return [
         (b"retry-after", b"%d" % max(1, math.ceil(wait_s))),

@@ -68,7 +68,7 @@ def to_sampling(
     if len(given) != 1:
         param = "structured_outputs"
         raise InvalidRequest(
-            f"'{param}' must have exactly one constraint of {', '.join(CONSTRAINTS)} (response_format is one), "
+            f"'{param}' must have exactly one constraint of {', '.join(CONSTRAINTS)} (or response_format), "
             f"got {', '.join(given) or 'none'}.",
             param,
         )
