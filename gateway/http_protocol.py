@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -20,6 +21,7 @@ from pipeline.errors import HeadersTooLarge, HeadraceError, InvalidRequest
 # Closing a socket with unread input resets the connection, and the reset can overtake the answer. So the
 # rest of the input is read and dropped for a while (RFC 9112, section 9.6).
 LINGER_S: Final = 2.0
+_FRAMING: Final = (b"content-length", b"transfer-encoding")
 
 
 class HttpConfig(uvicorn.Config):
@@ -56,7 +58,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._chunk_bytes = 0
         self._unsettled_bytes = 0
         self._settled = False
-        self._in_message = False
+        self._skips_head = False
+        self._in_head = False
+        self._in_message = False  # head or body
         self._closing = False  # no more input is parsed
         self._timer: asyncio.TimerHandle | None = None
 
@@ -73,20 +77,72 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._chunk_bytes = len(data)
         self._settled = False
-        super().data_received(data)
-        self._unsettled_bytes = 0 if self._settled else self._unsettled_bytes + len(data)
+        self._unset_keepalive_if_required()
+        if self._feed(data):
+            self._check_progress(len(data))
+
+    def _feed(self, data: bytes) -> bool:
+        """Whether the connection is still ours afterwards, and speaks HTTP."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(InvalidRequest("This is not a valid HTTP/1.1 request."))
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._should_upgrade():
+                return self._ignore_upgrade(data[upgrade.args[0] :])
+            self._stop_timer()
+            self.handle_websocket_upgrade()
+        else:
+            return True
+        return False
+
+    def _check_progress(self, num_bytes: int) -> None:
+        self._unsettled_bytes = 0 if self._settled else self._unsettled_bytes + num_bytes
         if self._unsettled_bytes > self._max_header_bytes:
             self._refuse(HeadersTooLarge(self._unsettled_bytes, self._max_header_bytes))
         elif self._is_idle() and self.timeout_keep_alive_task is None:
             self._start_timer()  # line ends between requests: they begin nothing
 
+    def _ignore_upgrade(self, rest: bytes) -> bool:
+        """Read the request's body although it offers another protocol (RFC 9110, section 7.8, allows to
+        ignore that).
+
+        The parser takes what follows such a head for the other protocol, and the app would see an empty
+        body. Java's HttpClient offers HTTP/2 with every first POST. A new parser that has seen the same
+        framing goes on.
+        """
+        framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in _FRAMING]
+        self.parser = httptools.HttpRequestParser(self)
+        self._skips_head = True
+        try:
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
+        except httptools.HttpParserError:
+            self._refuse(InvalidRequest("This is not a valid HTTP/1.1 request."))
+            return False
+        finally:
+            self._skips_head = False
+        return self._feed(rest)
+
     def on_message_begin(self) -> None:
+        if self._skips_head:
+            return
         super().on_message_begin()
-        self._in_message = True
+        self._in_head = self._in_message = True
         self._start_timer()
 
+    def on_url(self, url: bytes) -> None:
+        if not self._skips_head:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._skips_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self._skips_head:
+            return
         self._stop_timer()
+        self._in_head = False
         self._settled = True
         if self._closing or self._has_large_head():
             return
@@ -102,20 +158,18 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._settled = True
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            return  # only the head is complete
         self._in_message = False
         if not self._closing:
             super().on_message_complete()
-            if self.cycle.response_complete:
+            if self._is_idle():
                 self._stop_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._in_message and not self._closing:
             self._start_timer()  # answered before the body was there: the rest must not take for ever
-
-    def send_400_response(self, msg: str) -> None:
-        if not self._closing:
-            self._refuse(InvalidRequest("This is not a valid HTTP/1.1 request."))
 
     def _is_idle(self) -> bool:
         return not self._in_message and (self.cycle is None or self.cycle.response_complete)
@@ -142,7 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _on_late(self) -> None:
         self._timer = None
-        if self._unsettled_bytes or (self._in_message and self.cycle is None):
+        if self._in_head:
             self._refuse(HeadersTooSlow(self._header_limit_s))
         else:
             self.transport.close()
@@ -156,10 +210,10 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         status, headers, body = error_response(error)
-        lines = [
-            name + b": " + value + b"\r\n" for name, value in (*self.server_state.default_headers, *headers)
-        ]
-        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", body]))
+        headers = [header for header in headers if header[0] != b"connection"]
+        headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        lines = [b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *headers)]
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self._linger()
 
     def _close(self) -> None:

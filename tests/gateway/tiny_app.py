@@ -7,6 +7,7 @@ As a program it serves with the settings of the environment: `python -m tests.ga
     POST /early      413 before the body was read; `?close` closes the connection too
     GET /stream      a line every 20 ms, until the client leaves or the app cuts it
     GET /pid         the process id
+    WebSocket        sends back what it gets
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class TinyApp:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await _echo(receive, send)
         elif scope["path"] == "/stream" and not self._draining:
             await self._stream(send)
         else:
@@ -75,6 +78,13 @@ class TinyApp:
             await send({"type": "http.response.body", "body": b"cut\n", "more_body": False})
         finally:
             self.num_open_requests -= 1
+
+
+async def _echo(receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (message := await receive())["type"] == "websocket.receive":
+        await send({"type": "websocket.send", "text": message["text"]})
 
 
 async def _body_length(receive: Any) -> int:
