@@ -1,0 +1,114 @@
+"""All linked workers as one engine: who serves what, who has room, who gets the next call."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from backend.address import Address
+from backend.catalog import Catalog, OnModel
+from backend.link_client import ClientLimits, LinkClient
+from backend.remote_worker import PoolSettings, RemoteWorker, WorkerStatus
+from pipeline.errors import NoWorker, QueueFull, UnknownModel
+from pipeline.ports import Handle, Sink
+from pipeline.routing import Load, choose
+from pipeline.values import EngineCall, ModelInfo
+
+__all__ = ["ClientLimits", "PoolSettings", "WorkerPool", "WorkerStatus"]
+
+
+class WorkerPool:
+    """`pipeline.ports.Engine` over workers.
+
+    `on_model(info, files)` is awaited before the first worker of a model becomes ready, with the model's files
+    by name. `rng` jitters reconnects.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        settings: PoolSettings,
+        on_model: OnModel,
+        rng: random.Random | None = None,
+    ) -> None:
+        if len(set(addresses)) != len(addresses):
+            raise ValueError(f"a worker is listed twice: {', '.join(map(str, addresses))}")
+        self._catalog = Catalog(on_model)
+        rng = rng or random.Random()
+        self._workers = [RemoteWorker(address, settings, self._catalog, rng) for address in addresses]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin to connect; workers become ready in their own time (`statuses`)."""
+        self._tasks = [
+            asyncio.create_task(worker.run(), name=f"worker {worker.key}") for worker in self._workers
+        ]
+
+    async def stop(self) -> None:
+        """Close every connection; what still runs fails with `WorkerLost` and is aborted by its worker."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def statuses(self) -> list[WorkerStatus]:
+        return [worker.status() for worker in self._workers]
+
+    # -- pipeline.ports.Engine -----------------------------------------------------------------------------
+
+    def models(self) -> list[ModelInfo]:
+        """Models with a ready worker. Where workers of a name differ, the shortest context is the model's."""
+        infos = []
+        for name in self._catalog.names():
+            info, lengths = self._catalog.info(name), self._context_lengths(name)
+            if info is not None and lengths:
+                infos.append(replace(info, max_model_len=min(lengths)))
+        return infos
+
+    def _context_lengths(self, name: str) -> list[int]:
+        return [
+            worker.welcome.max_model_len
+            for worker in self._workers
+            if worker.welcome is not None and worker.serving(name) is not None
+        ]
+
+    def check_room(self, model: str) -> None:
+        self._with_room(model, 0)
+
+    def submit(self, call: EngineCall, sink: Sink) -> Handle:
+        clients = self._with_room(call.model, call.prompt.num_tokens)
+        loads = [Load(client.key, client.slots.outstanding_tokens) for client in clients]
+        return clients[choose(call.prompt.affinity, loads)].submit(call, sink)
+
+    def _with_room(self, model: str, num_tokens: int) -> list[LinkClient]:
+        """Connections to ready workers of a model that can take such a prompt; there is at least one."""
+        num_ready, clients = 0, []
+        for worker in self._workers:
+            client = worker.serving(model)
+            if client is not None:
+                num_ready += 1
+                if worker.has_room(client.slots, num_tokens):
+                    clients.append(client)
+        if not num_ready:
+            raise self._nobody(model)
+        if not clients:
+            raise QueueFull(
+                f"The queue of every worker of {model!r} is full ({num_ready} ready). Try again later."
+            )
+        return clients
+
+    def _nobody(self, model: str) -> UnknownModel | NoWorker:
+        """A name that nobody serves is unknown only when every worker has said what it serves."""
+        known = self._catalog.names()
+        if model not in known and all(worker.welcome is not None for worker in self._workers):
+            return UnknownModel(model, known)
+        states = Counter(
+            worker.state
+            for worker in self._workers
+            if worker.welcome is None or model in worker.welcome.model_names
+        )
+        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none configured"
+        return NoWorker(f"No worker of the model {model[:200]!r} is ready (workers: {told}).")

@@ -1,0 +1,233 @@
+"""One worker as its gateway sees it: connect, learn its model, serve, and start again when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from backend.address import Address
+from backend.catalog import Catalog, FingerprintError
+from backend.link import Stats, Welcome
+from backend.link_client import ClientLimits, LinkClient, open_link
+from backend.model_cache import ModelCache
+from backend.slots import SlotTable
+from pipeline.errors import EngineFault, WorkerStalled
+
+logger = logging.getLogger(__name__)
+
+CONNECTING, LOADING, READY, DRAINING, STALLED, REFUSED, CLOSED = (
+    "connecting",
+    "loading",
+    "ready",
+    "draining",
+    "stalled",
+    "refused",
+    "closed",
+)
+LIFECYCLE: Final[dict[str, dict[str, str]]] = {
+    CONNECTING: {"load": LOADING, "lost": CONNECTING, "stalled": STALLED, "close": CLOSED},
+    LOADING: {
+        "load": LOADING,
+        "accept": READY,
+        "refuse": REFUSED,
+        "lost": CONNECTING,
+        "stalled": STALLED,
+        "close": CLOSED,
+    },
+    READY: {"drain": DRAINING, "lost": CONNECTING, "stalled": STALLED, "close": CLOSED},
+    DRAINING: {"accept": READY, "lost": CONNECTING, "stalled": STALLED, "close": CLOSED},
+    STALLED: {"retry": CONNECTING, "close": CLOSED},
+    REFUSED: {"retry": CONNECTING, "close": CLOSED},
+    CLOSED: {"close": CLOSED},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How a gateway treats its workers. Seconds, requests and tokens; the bounds hold per worker."""
+
+    cache_dir: Path
+    secret: bytes | None = None
+    tls: ssl.SSLContext | None = None
+    gateway: str = "gateway"  # this process's name in the workers' logs
+    limits: ClientLimits = field(default_factory=ClientLimits)
+    max_waiting_requests: int = 256  # without a first token
+    max_waiting_tokens: int = 1_000_000  # of their prompts
+    min_backoff_s: float = 0.2
+    max_backoff_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker for /ready, /v1/models and metrics. The engine's figures are of its last heartbeat."""
+
+    address: str
+    name: str  # the worker's own; its address until it has introduced itself
+    state: str
+    reason: str  # why it is not ready; empty when it is
+    models: tuple[str, ...]
+    scripted: bool
+    engine_path: str
+    versions: dict[str, str]
+    max_running: int
+    running: int
+    waiting: int
+    kv_usage: float
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    outstanding_requests: int  # of this gateway process, like the following
+    outstanding_tokens: int
+    waiting_requests: int
+    waiting_tokens: int
+    dropped_entries: int
+    num_connects: int
+
+
+class RemoteWorker:
+    """Keeps one worker linked. `client` and `welcome` are of the present connection, or the last one."""
+
+    def __init__(
+        self, address: Address, settings: PoolSettings, catalog: Catalog, rng: random.Random
+    ) -> None:
+        self.address = address
+        self.key = str(address)
+        self.state = CONNECTING
+        self.reason = "not yet tried"
+        self.client: LinkClient | None = None
+        self.welcome: Welcome | None = None
+        self.num_connects = 0
+        self._settings = settings
+        self._catalog = catalog
+        self._cache = ModelCache(settings.cache_dir)
+        self._rng = rng
+        self._num_dropped = 0  # on earlier connections
+
+    async def run(self) -> None:
+        """Stay linked until cancelled."""
+        num_failures = 0
+        try:
+            while True:
+                num_connects = self.num_connects
+                await self._visit()
+                num_failures = 0 if self.num_connects > num_connects else num_failures + 1
+                await asyncio.sleep(self._backoff_s(num_failures))
+                if self.state in (STALLED, REFUSED):
+                    self._advance("retry", self.reason)
+        finally:
+            self._advance("close", "the gateway has closed it")
+
+    def serving(self, model: str) -> LinkClient | None:
+        """The open connection, if this worker is ready and serves the model."""
+        client, welcome = self.client, self.welcome
+        if self.state is not READY or welcome is None or client is None or not client.is_open:
+            return None
+        return client if model in welcome.model_names else None
+
+    def has_room(self, slots: SlotTable, num_tokens: int) -> bool:
+        """Whether a prompt of this length may join those that wait here. A single one always may."""
+        settings = self._settings
+        if slots.num_waiting >= settings.max_waiting_requests:
+            return False
+        return not slots.num_waiting or slots.waiting_tokens + num_tokens <= settings.max_waiting_tokens
+
+    def status(self) -> WorkerStatus:
+        client, welcome = self.client, self.welcome
+        slots = client.slots if client is not None else None
+        stats = client.stats if client is not None else Stats()
+        return WorkerStatus(
+            address=str(self.address),
+            name=welcome.worker if welcome is not None else str(self.address),
+            state=self.state,
+            reason="" if self.state is READY else self.reason,
+            models=tuple(welcome.model_names) if welcome is not None else (),
+            scripted=welcome is not None and welcome.scripted,
+            engine_path=welcome.engine_path if welcome is not None else "",
+            versions=dict(welcome.versions) if welcome is not None else {},
+            max_running=welcome.max_running if welcome is not None else 0,
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_usage=stats.kv_usage,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            preemptions=stats.preemptions,
+            outstanding_requests=slots.num_requests if slots is not None else 0,
+            outstanding_tokens=slots.outstanding_tokens if slots is not None else 0,
+            waiting_requests=slots.num_waiting if slots is not None else 0,
+            waiting_tokens=slots.waiting_tokens if slots is not None else 0,
+            dropped_entries=self._num_dropped + (slots.num_dropped if slots is not None else 0),
+            num_connects=self.num_connects,
+        )
+
+    # -- one connection ------------------------------------------------------------------------------------
+
+    async def _visit(self) -> None:
+        """Connect, load, serve, until the connection is over; says in `state` and `reason` how it ended."""
+        try:
+            await self._serve()
+        except FingerprintError as error:
+            logger.error("refusing a worker: %s", error)
+            self._advance("refuse", str(error))
+        except WorkerStalled as error:
+            self._leave("stalled", str(error))
+        except TimeoutError:
+            self._leave("lost", f"no connection within {self._settings.limits.handshake_s:g} s")
+        except (OSError, EngineFault) as error:
+            self._leave("lost", str(error))
+        except Exception as error:  # on_model may raise anything; the worker is tried again
+            logger.exception("the model of worker %s cannot be used", self.key)
+            self._leave("lost", f"its model cannot be used: {type(error).__name__}: {error}")
+        finally:
+            if self.client is not None:
+                self.client.close()
+            self._catalog.leave(self)
+
+    async def _serve(self) -> None:
+        """Returns never; raises what ended it."""
+        settings = self._settings
+        client = await open_link(
+            self.address, settings.secret, settings.tls, settings.gateway, settings.limits, self._heartbeat
+        )
+        if self.client is not None:
+            self._num_dropped += self.client.slots.num_dropped
+        self.client = client
+        welcome = await client.welcomed()
+        self._advance("load", "reading the model's files")
+        await self._catalog.join(self, welcome, lambda: self._cache.load(client, welcome.files))
+        self.welcome = welcome
+        if not client.ended.done():
+            self.num_connects += 1
+            self._advance("accept", "")
+            note = " (scripted: its tokens are made up)" if welcome.scripted else ""
+            logger.info("worker %s at %s is ready%s", welcome.worker, self.key, note)
+        raise await client.ended
+
+    def _heartbeat(self, stats: Stats) -> None:
+        if self.state is CONNECTING:
+            self._advance("load", "the engine is loading its model")
+        elif self.state is READY and not stats.accepting:
+            self._advance("drain", "it is shutting down")
+        elif self.state is DRAINING and stats.accepting:
+            self._advance("accept", "")
+
+    def _leave(self, event: str, reason: str) -> None:
+        if reason != self.reason:
+            logger.warning("worker %s: %s", self.key, reason)
+        self._advance(event, reason)
+
+    def _advance(self, event: str, reason: str) -> None:
+        self.state = LIFECYCLE[self.state][event]
+        self.reason = reason
+
+    def _backoff_s(self, num_failures: int) -> float:
+        """Twice as long after each failure, and jittered, so that many gateways do not come back at once."""
+        settings = self._settings
+        longest = settings.max_backoff_s
+        if self.state is not REFUSED:
+            longest = min(longest, settings.min_backoff_s * 2.0 ** min(num_failures, 32))
+        return longest * self._rng.uniform(0.5, 1.0)

@@ -1,0 +1,398 @@
+"""One gateway's connection, as a worker sees it: handshake, slots, prompts in pieces, deltas out.
+
+What it needs of the worker as a whole (the engine, bounds over all connections) is `Host`, which `LinkServer` is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+from backend import link
+from backend.address import keep_alive
+from backend.file_sender import FileSender
+from backend.link import (
+    Abort,
+    Closed,
+    Delta,
+    Error,
+    Fetch,
+    Frame,
+    Framer,
+    Hello,
+    LinkError,
+    Piece,
+    Step,
+    Submit,
+)
+from backend.outbox import Outbox
+from backend.ports import EngineInfo, Job
+
+logger = logging.getLogger(__name__)
+
+MAX_HANDSHAKE_FRAME_BYTES: Final = 4096  # all that a stranger can make us buffer
+WRITE_HIGH_BYTES: Final = 256 << 10  # past it the reader counts as slow, and its deltas merge
+MAX_STEP_WEIGHT: Final = 32 << 10  # numbers in one frame of merged deltas: 300 KiB at most with logprobs
+
+ASSEMBLING, REFUSED, RUNNING, ENDED, ABORTING, ORPHAN, FREE = (
+    "assembling",
+    "refused",  # answered with an ERROR while pieces of it may still be on their way
+    "running",
+    "ended",  # its finish waits in the outbox
+    "aborting",
+    "orphan",  # its connection is gone; the engine has not confirmed the abort yet
+    "free",
+)
+LIFECYCLE: Final[dict[str, dict[str, str]]] = {
+    ASSEMBLING: {"submit": RUNNING, "refuse": REFUSED, "abort": FREE, "lost": FREE},
+    REFUSED: {"submit": FREE, "abort": FREE, "replace": FREE, "lost": FREE},
+    RUNNING: {"finish": FREE, "hold": ENDED, "fail": FREE, "closed": FREE, "abort": ABORTING, "lost": ORPHAN},
+    ENDED: {"sent": FREE, "abort": FREE, "lost": FREE},
+    ABORTING: {"finish": FREE, "fail": FREE, "closed": FREE, "abort": ABORTING, "lost": ORPHAN},
+    ORPHAN: {"finish": FREE, "fail": FREE, "closed": FREE},
+    FREE: {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of a worker's link. Seconds, bytes and counts."""
+
+    max_connections: int = 64
+    max_waiting: int = 1024  # jobs without a first token, over all connections; more are answered `busy`
+    max_assembly_bytes: int = 256 << 20  # of prompts in pieces, over all connections
+    handshake_s: float = 10.0
+    stats_s: float = 1.0
+    slow_reader_s: float = 30.0  # a gateway that reads nothing for so long is gone
+    stop_s: float = 1.0  # to flush the last words when stopping
+
+
+class Stream:
+    """One generation of one slot: the engine's key for it."""
+
+    __slots__ = ("connection", "generation", "num_bytes", "pieces", "slot", "started", "state")
+
+    def __init__(self, connection: GatewayConnection, slot: int, generation: int) -> None:
+        self.connection = connection
+        self.slot = slot
+        self.generation = generation
+        self.state = ASSEMBLING
+        self.started = False  # it has had its first output
+        self.pieces: list[bytes] = []
+        self.num_bytes = 0  # of the pieces
+
+    def advance(self, event: str) -> None:
+        self.state = LIFECYCLE[self.state][event]
+
+
+class Host(Protocol):
+    """The worker, to its connections."""
+
+    limits: ServerLimits
+    secret: bytes
+    assembly_bytes: int
+
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def is_ready(self) -> bool: ...
+    def busy(self) -> str | None:
+        """Why no further job can be taken, or None."""
+
+    def welcome(self, nonce: bytes) -> link.Welcome: ...
+    def opened(self, connection: GatewayConnection) -> bool: ...
+    def lost(self, connection: GatewayConnection, streams: Sequence[Stream]) -> None: ...
+    def submit(self, stream: Stream, job: Job) -> None: ...
+    def abort(self, streams: Sequence[Stream]) -> None: ...
+
+
+class GatewayConnection(asyncio.Protocol):
+    """The protocol object. `deltas` collects the current engine step; the host fills it and calls `send_step`."""
+
+    def __init__(self, host: Host) -> None:
+        self.deltas: list[Delta] = []
+        self.gateway = "?"
+        self.is_paused = False
+        self.phase = "greeting"  # greeting -> waiting (for the engine) -> open -> closed
+        self.outbox = Outbox()
+        self.streams: dict[int, Stream] = {}
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._host = host
+        self._framer = Framer(MAX_HANDSHAKE_FRAME_BYTES)
+        self._nonce = secrets.token_bytes(32)
+        self._gateway_nonce = b""
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set before any other callback
+        self._timer: asyncio.TimerHandle | None = None
+        self._files = FileSender(self.send, lambda: self.is_paused, self.end)
+
+    # -- asyncio's side ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._host.opened(self):
+            self.phase = "closed"
+            self._transport.abort()
+            return
+        keep_alive(transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._arm(self._host.limits.handshake_s, "no valid HELLO within the handshake limit")
+        self.send(link.Challenge(self._nonce, link.VERSION))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._framer.feed(data):
+                if self.phase == "closed":
+                    return
+                self._receive(frame)
+        except LinkError as error:
+            self.end(str(error))
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        if self.phase != "closed":
+            self._arm(
+                self._host.limits.slow_reader_s, "it read nothing for longer than the slow-reader limit"
+            )
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        if self.phase == "closed":
+            return
+        self._disarm()
+        self._pump()
+        self._files.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.phase != "closed":
+            logger.info("gateway %s disconnected: %s", self.gateway, exc or "closed by the gateway")
+        self._release_all()
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    # -- out -----------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        """Write one frame, whether or not the reader is slow: for the few and small ones."""
+        self._transport.write(link.encode(frame))
+
+    def send_step(self) -> None:
+        """Send what the host put into `deltas`, or merge it into what already waits."""
+        deltas, self.deltas = self.deltas, []
+        if not self.is_paused and not self.outbox:
+            frame = link.encode(Step(deltas))
+            if len(frame) <= link.MAX_FRAME_BYTES:
+                self._transport.write(frame)
+                return
+        self.outbox.add(deltas)
+        self._pump()
+
+    def send_heartbeat(self, stats: bytes | bytearray) -> None:
+        """A slow reader has enough to read."""
+        if self.phase in ("waiting", "open") and not self.is_paused:
+            self._transport.write(stats)
+
+    def finished(self, stream: Stream) -> None:
+        """A delta with a finish is in `deltas`: the slot is free as soon as that is on its way."""
+        if self.is_paused or self.outbox:
+            stream.advance("hold")
+        else:
+            stream.advance("finish")
+            del self.streams[stream.slot]
+
+    def free(self, stream: Stream, event: str, last: Frame) -> None:
+        """The worker's last word on a slot, after what still waits for it."""
+        if (waiting := self.outbox.take_slot(stream.slot)) is not None:
+            self._send_waiting(waiting)
+        stream.advance(event)
+        del self.streams[stream.slot]
+        self.send(last)
+
+    def _send_waiting(self, delta: Delta) -> None:
+        rest = Outbox()
+        rest.add([delta])
+        while rest:
+            self.send(Step(rest.take(MAX_STEP_WEIGHT)))
+
+    def _pump(self) -> None:
+        while self.outbox and not self.is_paused:
+            deltas = self.outbox.take(MAX_STEP_WEIGHT)
+            self.send(Step(deltas))
+            for delta in deltas:
+                stream = self.streams.get(delta.slot)
+                if delta.finish is not None and stream is not None and stream.state is ENDED:
+                    stream.advance("sent")
+                    del self.streams[delta.slot]
+
+    def end(self, reason: str) -> None:
+        """Close because of what the peer did or did not do; says so in the log."""
+        if self.phase == "closed":
+            return
+        logger.warning("closing the link to gateway %s: %s", self.gateway, reason)
+        self.phase = "closed"
+        self._release_all()
+        self._transport.abort()
+
+    def close(self) -> None:
+        """Close after what was written and what waits; running streams must have had their last word."""
+        while self.outbox:
+            self.send(Step(self.outbox.take(MAX_STEP_WEIGHT)))
+        self._release_all()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # -- in ------------------------------------------------------------------------------------------------
+
+    def _receive(self, frame: Any) -> None:
+        kind = type(frame)
+        if self.phase == "greeting" and kind is Hello:
+            self._hello(frame)
+        elif self.phase == "open" and kind in _HANDLERS:
+            _HANDLERS[kind](self, frame)
+        else:
+            raise LinkError(f"unexpected {kind.__name__.upper()} frame while {self.phase}")
+
+    def _hello(self, hello: Hello) -> None:
+        link.check_version(hello.version)
+        link.check_proof(self._host.secret, self._nonce, b"gateway", hello.mac)
+        self.gateway = hello.name[:200]
+        self._gateway_nonce = hello.nonce
+        self._disarm()
+        self.phase = "waiting"
+        if self._host.is_ready:
+            self.welcome()
+
+    def welcome(self) -> None:
+        """The engine is ready: let a gateway that has proven itself in. Nothing for others."""
+        if self.phase == "waiting":
+            self.phase = "open"
+            self._framer.max_frame_bytes = link.MAX_FRAME_BYTES
+            self.send(self._host.welcome(self._gateway_nonce))
+            logger.info("gateway %s connected", self.gateway)
+
+    def _piece(self, frame: Piece) -> None:
+        stream = self._arriving(frame.slot, frame.generation)
+        if stream.state is ASSEMBLING and self._has_room(stream, frame.ids):
+            stream.pieces.append(frame.ids)
+            stream.num_bytes += len(frame.ids)
+            self._host.assembly_bytes += len(frame.ids)
+
+    def _submit(self, frame: Submit) -> None:
+        stream = self._arriving(frame.slot, frame.generation)
+        if stream.state is REFUSED or not self._has_room(stream, frame.ids):
+            stream.advance("submit")
+            del self.streams[stream.slot]
+            return
+        ids = b"".join((*stream.pieces, frame.ids)) if stream.pieces else frame.ids
+        self._drop_pieces(stream)
+        stream.advance("submit")
+        self._host.submit(stream, Job(ids, frame.sampling, frame.priority, frame.cache_salt))
+
+    def _arriving(self, slot: int, generation: int) -> Stream:
+        """The stream that a piece or submit belongs to, a new one where the slot is free."""
+        stream = self.streams.get(slot)
+        if stream is not None and stream.generation == generation:
+            if stream.state is ASSEMBLING or stream.state is REFUSED:
+                return stream
+            raise LinkError(f"slot {slot} was submitted twice")
+        if stream is not None:
+            if stream.state is not REFUSED:
+                raise LinkError(f"slot {slot} is in use ({stream.state})")
+            stream.advance("replace")
+        stream = self.streams[slot] = Stream(self, slot, generation)
+        return stream
+
+    def _has_room(self, stream: Stream, ids: bytes) -> bool:
+        """Whether this part of a prompt fits; answers with an ERROR where not."""
+        num_bytes, limits = stream.num_bytes + len(ids), self._host.limits
+        max_tokens = self._host.info.max_model_len
+        if len(ids) % 4:
+            return self._refuse(
+                stream, "rejected", f"a part of the prompt has {len(ids)} bytes, not 4 per id"
+            )
+        if num_bytes > 4 * max_tokens:
+            return self._refuse(
+                stream,
+                "rejected",
+                f"the prompt has {num_bytes // 4} tokens or more; the limit is {max_tokens}",
+            )
+        if self._host.assembly_bytes + len(ids) > limits.max_assembly_bytes:
+            return self._refuse(
+                stream, "busy", f"prompts on their way exceed {limits.max_assembly_bytes} bytes"
+            )
+        if (reason := self._host.busy()) is not None:
+            return self._refuse(stream, "busy", reason)
+        return True
+
+    def _refuse(self, stream: Stream, kind: str, message: str) -> bool:
+        self._drop_pieces(stream)
+        stream.advance("refuse")
+        self.send(Error(stream.slot, stream.generation, kind, message))
+        return False
+
+    def _drop_pieces(self, stream: Stream) -> None:
+        self._host.assembly_bytes -= stream.num_bytes
+        stream.pieces, stream.num_bytes = [], 0
+
+    def _abort(self, frame: Abort) -> None:
+        """Slots that already had their last word are not answered: the gateway reads that word instead."""
+        closed: list[tuple[int, int]] = []
+        running: list[Stream] = []
+        for slot, generation in frame.slots:
+            stream = self.streams.get(slot)
+            if stream is None or stream.generation != generation:
+                continue
+            if stream.state in (ASSEMBLING, ENDED):
+                closed.append((slot, generation))
+            elif stream.state is RUNNING:
+                running.append(stream)
+            self._drop_pieces(stream)
+            self.outbox.drop(slot)
+            stream.advance("abort")
+            if stream.state is FREE:
+                del self.streams[slot]
+        if closed:
+            self.send(Closed(closed))
+        if running:
+            self._host.abort(running)
+
+    def _fetch(self, frame: Fetch) -> None:
+        self._files.fetch(frame.sha256, self._host.info.paths)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _release_all(self) -> None:
+        """Whatever still runs for this connection is aborted at once. Idempotent."""
+        self.phase = "closed"
+        self._disarm()
+        self._files.close()
+        self.outbox = Outbox()
+        streams, self.streams = list(self.streams.values()), {}
+        for stream in streams:
+            self._drop_pieces(stream)
+        running = [stream for stream in streams if stream.state is RUNNING]
+        for stream in streams:
+            stream.advance("lost")
+        self._host.lost(self, running)
+
+    def _arm(self, limit_s: float, reason: str) -> None:
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self.end, reason)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+_HANDLERS: Final[dict[type, Any]] = {
+    Submit: GatewayConnection._submit,
+    Piece: GatewayConnection._piece,
+    Abort: GatewayConnection._abort,
+    Fetch: GatewayConnection._fetch,
+}
