@@ -2,7 +2,7 @@
 
     {"error": {"message": str, "type": str, "param": str | null, "code": str | null}}
 
-openai-python retries 408, 409, 429 and 5xx twice and obeys `retry-after-ms` and `retry-after`: overload says when.
+openai-python retries 408, 409, 429 and 5xx twice and obeys `retry-after-ms` and `retry-after`.
 An exception that Headrace did not raise on purpose tells the client nothing but the id to look up in the log.
 """
 

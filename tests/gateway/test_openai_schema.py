@@ -1,0 +1,519 @@
+"""Bodies in, frozen values or a 400 that names the field out."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+
+import pytest
+
+from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
+from pipeline.errors import ClientError, InvalidRequest
+from pipeline.values import Delivery
+from tests.gateway.bodies import CHAT, COMPLETION, FIELDS, SCHEMA, TOOL, chat, completion, encode
+
+SECRET = "correct horse battery staple"
+
+
+def refusal(parse: Any, body: bytes) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(body)
+    assert caught.value.status_hint == 400
+    assert len(caught.value.message) < 300
+    return caught.value
+
+
+# -- what is accepted --------------------------------------------------------------------------------
+
+
+def test_minimal_chat_has_no_sampling_values_of_its_own() -> None:
+    request = parse_chat(chat())
+    assert request.model == "m"
+    assert list(request.messages) == [{"role": "user", "content": "hi"}]
+    assert request.generation.sampling == {}
+    assert request.generation.max_tokens is None
+    assert request.delivery == Delivery()
+    assert request.add_generation_prompt
+    assert not request.continue_final_message
+
+
+def test_every_sampling_field_reaches_the_generation() -> None:
+    generation = parse_chat(chat(**FIELDS)).generation
+    sampling = dict(generation.sampling)
+    for name in (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "ignore_eos",
+        "min_tokens",
+        "watermarking",
+    ):
+        assert sampling.pop(name) == FIELDS[name]
+    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids"):
+        assert sampling.pop(name) == FIELDS[name]
+    assert sampling == {
+        "stop_token_ids": [3, 4],
+        "logit_bias": {5: 100.0, 6: -1.5},
+        "bad_words": ["ugly", "bad"],
+        "thinking_token_budget": 11,
+        "repetition_detection": {"max_pattern_size": 4, "min_pattern_size": 2, "min_count": 3},
+        "extra_args": {"a": 1, "b": "x", "c": [1, 2.5, "y"]},
+        "structured_outputs": {"regex": "[a-z]+", "whitespace_pattern": " "},
+    }
+    assert generation.stop == ("END", "\n\n")
+    assert generation.include_stop_str_in_output
+    assert not generation.skip_special_tokens
+
+
+def test_null_means_not_given() -> None:
+    nulls = dict.fromkeys([*FIELDS, "n", "max_tokens", "stream", "tools", "tool_choice", "user", "priority"])
+    assert parse_chat(chat(**nulls)) == parse_chat(chat())
+    assert parse_completion(completion(**nulls)) == parse_completion(completion())
+
+
+def test_unknown_fields_are_accepted() -> None:
+    assert parse_chat(chat(metadata={"a": [1]}, store=True, brand_new={"x": 1})) == parse_chat(chat())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n", 2.0), ("max_tokens", 16.0), ("top_k", -1.0), ("min_tokens", 3.0)]
+)
+def test_integers_may_be_written_as_floats(name: str, value: float) -> None:
+    generation = parse_chat(chat(**{name: value, "temperature": 1})).generation
+    read = generation.sampling.get(name, getattr(generation, name, None))
+    assert read == value
+    assert type(read) is int
+
+
+def test_max_completion_tokens_wins_over_max_tokens() -> None:
+    assert parse_chat(chat(max_tokens=5, max_completion_tokens=7)).generation.max_tokens == 7
+    assert parse_chat(chat(max_tokens=5)).generation.max_tokens == 5
+
+
+def test_completion_without_max_tokens_gets_openais_sixteen() -> None:
+    assert parse_completion(completion()).generation.max_tokens == 16
+    assert parse_completion(completion(max_tokens=None)).generation.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 5}, 5),
+        ({"top_logprobs": 0}, None),
+    ],
+)
+def test_chat_logprobs(fields: dict[str, Any], logprobs: int | None) -> None:
+    assert parse_chat(chat(**fields)).generation.logprobs == logprobs
+
+
+@pytest.mark.parametrize("value", [None, 0, 20])
+def test_completion_logprobs(value: int | None) -> None:
+    assert parse_completion(completion(logprobs=value)).generation.logprobs == value
+
+
+@pytest.mark.parametrize(
+    ("options", "delivery"),
+    [
+        ({}, Delivery(stream=True)),
+        ({"include_usage": True}, Delivery(stream=True, include_usage=True)),
+        ({"continuous_usage_stats": True}, Delivery(stream=True)),
+        (
+            {"include_usage": True, "continuous_usage_stats": True},
+            Delivery(stream=True, include_usage=True, continuous_usage=True),
+        ),
+        ({"include_timings": True}, Delivery(stream=True, include_usage=True, include_timings=True)),
+    ],
+)
+def test_stream_options(options: dict[str, Any], delivery: Delivery) -> None:
+    assert parse_chat(chat(stream=True, stream_options=options)).delivery == delivery
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
+)
+def test_prompt_forms(prompt: Any, prompts: list[Any]) -> None:
+    assert list(parse_completion(completion(prompt=prompt)).prompts) == prompts
+
+
+def test_tools_with_choice_none_reach_the_template_in_vllms_shape() -> None:
+    function = {"name": "f", "description": None, "parameters": {"type": "object"}}
+    request = parse_chat(chat(tools=[TOOL], tool_choice="none"))
+    assert request.tools == [{"type": "function", "function": function}]
+
+
+def test_reasoning_effort_becomes_template_variables() -> None:
+    assert parse_chat(chat(reasoning_effort="low")).chat_template_kwargs == {
+        "reasoning_effort": "low",
+        "enable_thinking": True,
+    }
+    assert parse_chat(chat(reasoning_effort="none")).chat_template_kwargs["enable_thinking"] is False
+    kwargs = {"enable_thinking": False}
+    assert parse_chat(chat(reasoning_effort="high", chat_template_kwargs=kwargs)).chat_template_kwargs == {
+        "reasoning_effort": "high",
+        "enable_thinking": False,
+    }
+
+
+def test_continue_final_message_switches_the_generation_prompt_off() -> None:
+    request = parse_chat(chat(continue_final_message=True))
+    assert request.continue_final_message
+    assert not request.add_generation_prompt
+
+
+def test_response_formats_become_constraints() -> None:
+    def constraint(**fields: Any) -> Any:
+        return parse_chat(chat(**fields)).generation.sampling.get("structured_outputs")
+
+    named = {"name": "s", "schema": SCHEMA}
+    assert constraint(response_format={"type": "text"}) is None
+    assert constraint(response_format={"type": "json_object"}) == {"json_object": True}
+    assert constraint(response_format={"type": "json_schema", "json_schema": named}) == {"json": SCHEMA}
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    assert json.loads(constraint(response_format=tag)["structural_tag"]) == tag
+    both = {
+        "structured_outputs": {"json": {}},
+        "response_format": {"type": "json_schema", "json_schema": named},
+    }
+    assert constraint(**both) == {"json": SCHEMA}
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+MESSAGE = {"role": "user", "content": "x"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+DEEP: Any = "leaf"
+for _ in range(80):
+    DEEP = [DEEP]
+
+BOTH_REFUSE: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model"),
+    ({"model": ""}, "model"),
+    ({"model": 3}, "model"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"top_k": 2**31}, "top_k"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-50}, "repetition_penalty"),
+    ({"repetition_penalty": 1e300}, "repetition_penalty"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 0.5}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"n": 10**400}, "n"),
+    ({"n": 2, "temperature": 0}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 2**31}, "max_tokens"),
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": ["a", 3]}, "stop[1]"),
+    ({"stop": list("abcde")}, "stop"),
+    ({"stop": "x" * 257}, "stop"),
+    ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
+    ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": "a"}}, "logit_bias"),
+    ({"bad_words": [" "]}, "bad_words[0]"),
+    ({"bad_words": ["x"] * 129}, "bad_words"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    (
+        {"repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 2}},
+        "repetition_detection.min_pattern_size",
+    ),
+    ({"repetition_detection": {"max_pattern_size": 1, "min_count": 1}}, "repetition_detection.min_count"),
+    ({"vllm_xargs": {"a": {}}}, "vllm_xargs"),
+    ({"priority": 2**63}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "a/b"}, "cache_salt"),
+    ({"cache_salt": "x" * 129}, "cache_salt"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": False, "stream_options": {}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"spaces_between_special_tokens": False, "skip_special_tokens": False}, "spaces_between_special_tokens"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.format"),
+    (
+        {"response_format": {"type": "structural_tag", "structures": [{}], "triggers": []}},
+        "response_format.structures[0].begin",
+    ),
+    ({"response_format": {"type": "structural_tag", "format": DEEP}}, "response_format.format"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs",
+    ),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"grammar": " "}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"json": ""}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"a": DEEP}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+    ({"structured_outputs": {"regex": "a\0"}}, "structured_outputs.regex"),
+    ({"structured_outputs": 3}, "structured_outputs"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+    ({"return_token_ids": True}, "return_token_ids"),
+    ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"guided_json": SCHEMA}, "guided_json"),
+    ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+    ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
+]
+
+CHAT_REFUSES: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [3]}, "messages[0]"),
+    ({"messages": [{}]}, "messages[0].role"),
+    ({"messages": [MESSAGE, {"role": ""}]}, "messages[1].role"),
+    ({"messages": [{"role": "x" * 65, "content": ""}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    ({"messages": [MESSAGE, MESSAGE, {"role": "user", "content": [3]}]}, "messages[2].content[0]"),
+    ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
+        "messages[0].content[0].text",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "x"}]}]},
+        "messages[0].tool_calls[0].type",
+    ),
+    ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"tools": []}, "tools"),
+    ({"tools": [{}]}, "tools[0].function"),
+    ({"tools": [{"type": "retrieval", "function": {"name": "f"}}], "tool_choice": "none"}, "tools[0].type"),
+    ({"tools": [{"function": {"name": ""}}]}, "tools[0].function.name"),
+    ({"tools": [{"function": {"name": "f", "parameters": {"a": DEEP}}}]}, "tools[0].function.parameters"),
+    ({"tools": [TOOL]}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": "auto"}, "function_call"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort"),
+    ({"documents": [{"text": 3}]}, "documents[0]"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ({"chat_template_kwargs": {"a": DEEP}}, "chat_template_kwargs"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+    ({"add_special_tokens": True}, "add_special_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+]
+
+COMPLETION_REFUSES: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
+    ({"prompt": [[1], []]}, "prompt[1]"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [1, -1]}, "prompt[1]"),
+    ({"prompt": [[1, 2**31]]}, "prompt[0][1]"),
+    ({"prompt": [True]}, "prompt[0]"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": ["a"] * 1025}, "prompt"),
+    ({"prompt": ["a"] * 100, "n": 11}, "prompt"),
+    ({"best_of": 3}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BOTH_REFUSE + CHAT_REFUSES)
+def test_chat_refuses_and_names_the_field(fields: dict[str, Any], param: str) -> None:
+    assert refusal(parse_chat, chat(**fields)).param == param
+
+
+@pytest.mark.parametrize(("fields", "param"), BOTH_REFUSE + COMPLETION_REFUSES)
+def test_completion_refuses_and_names_the_field(fields: dict[str, Any], param: str) -> None:
+    assert refusal(parse_completion, completion(**fields)).param == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", None),
+        (b"[]", None),
+        (b"null", None),
+        (b'{"model":', None),
+        (b'{"model":"m","messages":[]} x', None),
+        (b"\xff\xfe{}", None),
+        (b'{"model":"m","other":"\xff"}', None),
+        (b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', None),
+        (b'{"model":"m","other":"\\udc00"}', None),
+        (b'{"model":"m","temperature":NaN}', None),
+        (b'{"model":"m","temperature":Infinity}', None),
+        (b'{"model":"m","messages":[],"temperature":1e999}', "temperature"),
+        (b'{"model":"m","messages":[],"model":"n"}', "model"),
+        (b'{"model":"m","messages":[{"role":"user","content":"a","content":"b"}]}', "content"),
+        (b'{"model":"m","messages":[],"other":{"a":{"b":1,"b":2}}}', "b"),
+        (b'{"model":"m","messages":[],"other":' + b"[" * 100_000, None),
+        (b'{"model":"m","messages":[],"other":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", None),
+        (b'{"model":"m","messages":[],"other":1' + b"0" * 5000 + b"}", None),
+        (b'{"model":"m","messages":[],"n":1' + b"0" * 5000 + b"}", "n"),
+        (b'{"model":"m","messages":[],"other":[' + b"[]," * 1_000_000 + b"[]]}", None),
+    ],
+    ids=lambda value: repr(value[:60]) if isinstance(value, bytes) else str(value),
+)
+def test_malformed_body_is_refused(body: bytes, param: str | None) -> None:
+    assert refusal(parse_chat, body).param == param
+
+
+def test_syntax_error_names_the_place() -> None:
+    assert "line 2, column 9" in refusal(parse_chat, b'{"model":"m",\n"other":]}').message
+
+
+def test_message_names_the_value_and_the_limit() -> None:
+    assert refusal(parse_chat, chat(temperature=3.5)).message == "'temperature' must be at most 2.0, got 3.5."
+    assert refusal(parse_chat, chat(n=17)).message == "'n' must be at most 16, got 17."
+    assert "'hot'" not in refusal(parse_chat, chat(temperature="hot")).message
+    assert '"hot"' in refusal(parse_chat, chat(temperature="hot")).message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": SECRET},
+        {"messages": [{"role": SECRET * 9, "content": "x"}]},
+        {"messages": [{"role": "user", "content": {"type": SECRET}}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": {"a": SECRET}}]}]},
+        {"messages": [{"role": "user", "content": "x", "name": [SECRET]}]},
+        {"stop": [SECRET * 20]},
+        {"documents": SECRET},
+        {"tools": SECRET},
+        {"functions": SECRET},
+        {"suffix": SECRET},
+        {"temperature": SECRET * 9},
+    ],
+)
+def test_message_never_repeats_user_text(fields: dict[str, Any]) -> None:
+    assert SECRET not in refusal(parse_chat, chat(**fields)).message
+
+
+def test_limits_are_arguments() -> None:
+    limits = RequestLimits(max_n=2, max_stop_strings=1, max_containers=3)
+    assert parse_chat(chat(n=2), limits).generation.n == 2
+    for body in (chat(n=3), chat(stop=["a", "b"]), chat(other=[[]] * 1_000_000)):
+        with pytest.raises(InvalidRequest):
+            parse_chat(body, limits)
+
+
+def test_tool_call_arguments_become_objects() -> None:
+    def arguments(text: Any) -> Any:
+        call = {"id": "1", "function": {"name": "f", "arguments": text}}
+        messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        return parse_chat(chat(messages=messages)).messages[0]["tool_calls"][0]["function"]["arguments"]
+
+    assert arguments('{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
+    assert arguments({"a": 1}) == {"a": 1}
+    for malformed in ("", "{", "[1]", "3", None, '"\\ud800"', "[" * 100_000):
+        assert arguments(malformed) == {}
+    refused = [
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a": DEEP})}}],
+        }
+    ]
+    assert refusal(parse_chat, chat(messages=refused)).param == "messages[0].tool_calls[0].function.arguments"
+
+
+# -- fuzz --------------------------------------------------------------------------------------------
+
+JUNK: list[Any] = [
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**30, 10**400, 0.5, -0.0, 1e308, 1e-320,
+    "", "x", "auto", "none", "\0", "敏感词", "\u2028", "x" * 5000, [], [[]], [None], [1, "a"], {}, {"": {}},
+    {"type": "text"}, {"type": "image_url"}, DEEP,
+]  # fmt: skip
+
+
+def test_fuzzed_bodies_only_ever_raise_client_errors() -> None:
+    rng = random.Random(20260)
+    names = sorted(
+        {*FIELDS, *(name for fields, _ in BOTH_REFUSE + CHAT_REFUSES + COMPLETION_REFUSES for name in fields)}
+    )
+    accepted = 0
+    for _ in range(4000):
+        parse, base = rng.choice([(parse_chat, CHAT), (parse_completion, COMPLETION)])
+        body = json.loads(json.dumps(base))
+        for _ in range(rng.randint(0, 3)):
+            body[rng.choice(names)] = copy.deepcopy(rng.choice(JUNK))
+        if rng.random() < 0.3 and isinstance(body.get("messages"), list) and body["messages"]:
+            body["messages"][0] = {
+                rng.choice(["role", "content", "tool_calls", "name"]): rng.choice(JUNK),
+                **MESSAGE,
+            }
+        accepted += accepts(parse, mutate(encode(body), rng))
+    assert 400 < accepted < 3600  # the seed exercises both ways
+
+
+def mutate(body: bytes, rng: random.Random) -> bytes:
+    """Mostly the body itself, sometimes with a few bytes changed, cut out or doubled."""
+    if rng.random() < 0.6:
+        return body
+    out = bytearray(body)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(out))
+        change = rng.choice(
+            [b"", b'"', b"{", b"]", b"\\", b"\xff", b"\\ud800", b"1e9999", b",", b"\0", b"9" * 50]
+        )
+        out[at : at + rng.randint(0, 4)] = change
+    return bytes(out)
+
+
+def accepts(parse: Any, body: bytes) -> bool:
+    try:
+        parse(body)
+    except ClientError as refused:
+        error = refused
+    else:
+        return True
+    assert len(error.message.encode()) < 500
+    return False
