@@ -1,0 +1,50 @@
+"""Text -> token ids, as int32 little-endian bytes: the form in which ids travel to the worker.
+
+Not here: when to encode where. `pipeline/inbound.py` encodes short texts at once and returns long ones as a
+need.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tokenizers import Tokenizer
+
+BYTES_PER_ID: Final = 4
+# Texts up to this length are encoded on the event loop: 0.28 ms for English and 0.22 ms for Chinese with
+# Qwen3's tokenizer, 0.25 and 0.28 ms with Llama 3's, 0.1 ms with Gemma 3's. A longer one is worth the 0.1
+# ms that a thread's round trip costs.
+MAX_INLINE_CHARACTERS: Final = 700
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Ids as int32 little-endian bytes. Raises `OverflowError` beyond 32 bits, `TypeError` for no integer."""
+    packed = array("i", ids)
+    assert packed.itemsize == BYTES_PER_ID
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+class Encoder:
+    """One model's tokenizer. Safe to call from several threads at once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> bytes:
+        """The ids of a text, packed."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[bytes]:
+        """The packed ids of each text.
+
+        By `encode_batch_fast` even for one text: it lets go of the GIL while it works (a text of 700,000
+        characters held the event loop for 440 ms with `encode`, for 7 ms with this), and it computes no
+        offsets, which makes it 10 to 50 % quicker.
+        """
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [pack_ids(encoding.ids) for encoding in encodings]
