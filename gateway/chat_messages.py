@@ -1,8 +1,8 @@
-"""The messages and tools of a chat body -> the dicts that a chat template reads.
+"""The messages and tools of a chat body -> plain dicts, checked, for `pipeline.conversation`.
 
-The dicts have the keys, and the order of keys, that vLLM 0.32 hands to its templates
-(`renderers/chat_utils.py`), so that templates which print a whole object (`tool | tojson`) give the same
-text. What joins content parts for a template that wants plain strings is rendering's business.
+The dicts have the keys, in the order, that vLLM 0.32 hands to its templates (`renderers/chat_utils.py`), so
+that templates which print a whole object (`tool | tojson`) give the same text. What joins content parts for
+a template that wants plain strings is rendering's business.
 """
 
 from __future__ import annotations
@@ -108,11 +108,8 @@ def _to_message(message: Message, param: str, max_depth: int) -> dict[str, Any]:
     out: dict[str, Any] = {"role": role, "content": _content(message, param)}
     if role == "assistant":
         _add_assistant_fields(out, message, param, max_depth)
-    elif role == "tool":
-        if isinstance(out["content"], list):  # templates take a tool's result as a string only
-            out["content"] = "\n".join(part["text"] for part in out["content"])
-        if message.tool_call_id is not None:
-            out["tool_call_id"] = message.tool_call_id
+    elif role == "tool" and message.tool_call_id is not None:
+        out["tool_call_id"] = message.tool_call_id
     elif role == "developer" and message.tools is not None:
         check_depth(message.tools, max_depth, f"{param}.tools")
         out["tools"] = message.tools
@@ -137,7 +134,7 @@ def _add_assistant_fields(out: dict[str, Any], message: Message, param: str, max
         ]
     reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
     if reasoning is not None:
-        out["reasoning"] = out["reasoning_content"] = reasoning
+        out["reasoning"] = reasoning
 
 
 def _content(message: Message, param: str) -> str | list[dict[str, str]] | None:
