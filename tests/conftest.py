@@ -1,0 +1,109 @@
+"""Fixtures for all tests, and which tests run.
+
+Tests marked `long` run only when asked for: `-m long` runs them alone, `--long` runs them with the others.
+Fixtures that start processes leave nothing running; a failing test shows the ends of their logs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.embedded import default_cache_dir, ensure_embedded_model
+from backend.embedded_fetch import EmbeddedModelError
+from backend.progress import StreamProgress
+from tests import stack
+from tests.components import missing, need
+from tests.stack import Gateway, Worker
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run the soaks and the full counts")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --long or a -m that speaks of it, `long` tests are deselected."""
+    if config.getoption("--long") or "long" in config.getoption("-m"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failing test shows what the processes in its hands have logged last."""
+    report = yield
+    if report.failed:
+        for log in _logs(getattr(item, "funcargs", {})):
+            report.sections.append((f"end of {log.name}", log.read_text(errors="replace")[-4000:]))
+    return report
+
+
+def _logs(fixtures: Mapping[str, Any]) -> list[Path]:
+    folder = fixtures.get("tmp_path")
+    logs = sorted(folder.glob("*.log")) if folder else []
+    return logs + [each.process.log for each in fixtures.values() if isinstance(each, Worker | Gateway)]
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> Path:
+    """The embedded model's folder; the first run on a machine fetches and converts it."""
+    need("vllm")
+    try:
+        return ensure_embedded_model(default_cache_dir(os.environ), StreamProgress())
+    except EmbeddedModelError as error:
+        missing(f"embedded model: {error}")
+
+
+@pytest.fixture(scope="session")
+def engine_worker(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One real vLLM worker with the embedded model for all tests of the session. Nobody may end it."""
+    folder = tmp_path_factory.mktemp("engine")
+    args = ("--model", str(embedded_model))
+    with stack.start_worker(folder, *args, name="engine", limit_s=stack.WORKER_START_S) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="session")
+def engine_gateway(engine_worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One gateway with default settings in front of `engine_worker`. Nobody may end it."""
+    with stack.start_gateway(tmp_path_factory.mktemp("engine_gateway"), [engine_worker]) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def scripted_worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Starts scripted workers: `scripted_worker("--step-ms", "20", "--script", str(path))`.
+
+    They have the embedded model's tokenizer unless `tokenizer` names another model folder.
+    """
+    with ExitStack() as started:
+
+        def start(*args: str, tokenizer: Path | None = None, **options: Any) -> Worker:
+            options.setdefault("name", f"scripted{_count(tmp_path, 'scripted')}")
+            tokenizer = tokenizer or request.getfixturevalue("embedded_model")
+            return started.enter_context(stack.start_scripted(tmp_path, tokenizer, *args, **options))
+
+        yield start
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
+    """Starts gateways: `gateway([worker], "--api-key", "secret")`. Use it after the workers' fixture."""
+    with ExitStack() as started:
+
+        def start(workers: Any = (), *args: str, **options: Any) -> Gateway:
+            options.setdefault("name", f"gateway{_count(tmp_path, 'gateway')}")
+            return started.enter_context(stack.start_gateway(tmp_path, workers, *args, **options))
+
+        yield start
+
+
+def _count(folder: Path, name: str) -> int:
+    return len(list(folder.glob(f"{name}*.log")))
