@@ -17,7 +17,7 @@ setup:  ## build .venv with everything: gateway, engine, tools for tests
 
 serve:  ## a gateway and an engine with the embedded model, on http://127.0.0.1:8000
 	@$(PYTHON) .ci/setup.py serve
-	@exec $(VENV)/python -m gateway.cli serve $(ARGS)
+	@exec $(VENV)/python -m gateway serve $(ARGS)
 
 test: setup  ## all tests but the long ones, under 8 minutes
 	@$(VENV)/python -m pytest $(ARGS)

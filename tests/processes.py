@@ -99,7 +99,7 @@ def keep_variable(name: str) -> bool:
 
 def headrace(*args: str) -> list[str]:
     """The command line of `headrace …` with this interpreter."""
-    return [sys.executable, "-m", "gateway.cli", *args]
+    return [sys.executable, "-m", "gateway", *args]
 
 
 def free_port() -> int:

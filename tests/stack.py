@@ -74,10 +74,10 @@ def start_worker(
 ) -> Iterator[Worker]:
     """`headrace worker ARGS` on a Unix socket in `folder`, ready."""
     socket, port = folder / f"{name}.sock", free_port()
-    command = headrace("worker", "--listen", f"unix:{socket}", "--metrics-port", str(port), *args)
+    command = headrace("worker", "--listen", f"unix://{socket}", "--metrics-port", str(port), *args)
     with running(Process(name, command, folder / f"{name}.log", env)) as process:
         process.wait_until(lambda: answers(port, "/health") == 200, limit_s, "healthy")
-        yield Worker(process, f"unix:{socket}", port)
+        yield Worker(process, f"unix://{socket}", port)
 
 
 @contextmanager
