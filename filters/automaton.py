@@ -68,6 +68,10 @@ class Automaton:
         if fold:
             self._add_variants()
 
+    @property
+    def has_two_roots(self) -> bool:
+        return self._word_root != 0
+
     def root_after(self, char: str) -> int:
         """The state in which nothing is under way and `char` came last."""
         return self._word_root if self._word_root and is_word_char(char) else 0
@@ -82,6 +86,19 @@ class Automaton:
             if not self.depth[state]:
                 return self.root_after(char)
             state = self.fail[state]
+
+    def prefix_states(self, index: int) -> set[int]:
+        """The states in which this pattern is under way: begun, and not yet a match."""
+        pattern = self.patterns[index]
+        if index not in self._right_bound:
+            pattern = pattern[:-1]
+        states = set()
+        for root in (0,) if index in self._left_bound else (0, self._word_root):
+            state = root
+            for char in pattern:
+                state = self.goto[state][char]
+                states.add(state)
+        return states
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """All matches in a whole folded text as (end, pattern index), in order of `end`; ends are exclusive."""

@@ -54,12 +54,12 @@ _NEGATIVE_LETTER_BLOCKS = (0x1F150, 0x1F170)  # negative circled A to Z, negativ
 
 # Scripts written without spaces between words: a neighbour from here never continues a Latin word.
 _UNSPACED_RANGES = (
+    (0x2E80, 0x9FFF),  # radicals, kana, bopomofo, Hangul letters, ideographs; first, as most text is here
+    (0xAC00, 0xD7FF),  # Hangul syllables
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Myanmar
     (0x1780, 0x17FF),  # Khmer
-    (0x2E80, 0x9FFF),  # radicals, kana, bopomofo, Hangul letters, ideographs
     (0xA960, 0xA97F),
-    (0xAC00, 0xD7FF),  # Hangul syllables
     (0xF900, 0xFAFF),
     (0x1AFF0, 0x1B16F),
     (0x20000, 0x3FFFF),
@@ -106,7 +106,7 @@ def is_word_char(char: str) -> bool:
     Letters and digits do; the underscore does not (in Markdown it is emphasis), and neither do CJK and other unspaced
     scripts.
     """
-    if char.isascii():
+    if char < "\u0e00" or not char.isalnum():
         return char.isalnum()
     code = ord(char)
-    return char.isalnum() and not any(first <= code <= last for first, last in _UNSPACED_RANGES)
+    return not any(first <= code <= last for first, last in _UNSPACED_RANGES)

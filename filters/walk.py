@@ -1,0 +1,84 @@
+"""The automaton as a graph of dicts, for the loop that runs once per character of every stream.
+
+A node maps a raw character to the next node, so a step is one lookup. What the loop must know besides is under three
+longer keys, which no character can equal, so that all keys are strings and lookups stay on CPython's quickest
+path. Measured at 5,000 words, microseconds per token of 5 English and 2 Chinese characters: 0.55 and 0.48 with
+nodes, 0.72 and 0.58 with lists of states (`Automaton.goto`), 19,000 states in 5 MB.
+
+The loop asks for nothing but edges. Whatever needs a closer look is made to look like a dead end: a node without
+edges and without a fail link that is not the root. Such are the *stops*: states where a pattern ends.
+
+Not here: the loop itself (`stream.py`), and the exact step that handles what the loop cannot (also there).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from filters.automaton import Automaton
+from filters.folding import fold_table, variants
+
+FAIL: Final = "fail"  # the node of the longest suffix; None for roots and for nodes that need a closer look
+LIVE: Final = "live"  # characters that may still become part of a match; or one of the two below
+STATE: Final = "state"  # the number of the state in the automaton
+ARRIVED: Final = -1  # LIVE of a stop: patterns end with the last character, nothing was done about it yet
+PARKED: Final = -2  # LIVE of a node that sends every character the exact way
+
+Node = dict[str, Any]  # mypy cannot express it: a character -> Node, the three keys as above
+
+
+class Walk:
+    """All nodes of an automaton that folds. Not to be changed once built."""
+
+    def __init__(self, automaton: Automaton) -> None:
+        self.nodes: list[Node] = [
+            {LIVE: live, STATE: state, FAIL: None} for state, live in enumerate(automaton.live)
+        ]
+        self._automaton = automaton
+        self._link()
+        self.root = self.nodes[automaton.start]
+        self.has_two_roots = automaton.has_two_roots
+        self.folds = fold_table()
+        self.irregular = _irregular()
+
+    def root_after(self, char: str) -> Node:
+        return self.nodes[self._automaton.root_after(char)]
+
+    def parked(self, state: int) -> Node:
+        """A node that stands for a state and lets the loop do nothing by itself."""
+        return {LIVE: PARKED, STATE: state, FAIL: None}
+
+    def _link(self) -> None:
+        automaton, nodes = self._automaton, self.nodes
+        targets = [
+            {LIVE: ARRIVED, STATE: state, FAIL: None} if ends else nodes[state]
+            for state, ends in enumerate(map(_either, automaton.outputs, automaton.awaiting))
+        ]
+        for state, edges in enumerate(automaton.goto):
+            node = nodes[state]
+            if automaton.depth[state]:
+                node[FAIL] = nodes[automaton.fail[state]]
+            for char, target in edges.items():
+                node[char] = targets[target]
+        for state, depth in enumerate(automaton.depth):
+            if depth <= 1:
+                for char in _COMMON:
+                    if char not in nodes[state]:
+                        nodes[state][char] = targets[automaton.step(state, char)]
+
+
+# Characters whose every step from the roots and their children is written out: most English text moves there.
+_COMMON: Final = tuple(map(chr, range(0x20, 0x7F)))
+
+
+def _either(outputs: tuple[int, ...], awaiting: tuple[int, ...]) -> bool:
+    return bool(outputs or awaiting)
+
+
+@cache
+def _irregular() -> frozenset[str]:
+    """Characters that fold, and whose folding the edges do not know already."""
+    return frozenset(
+        char for char, folded in fold_table().items() if len(folded) != 1 or char not in variants(folded)
+    )
