@@ -52,7 +52,7 @@ def reserve(http: Http) -> list[socket.socket]:
     Raises `ListenError` also where `bind` with `shared` would not: when another program shares the port
     already. It would silently take a part of the connections.
     """
-    if http.port:
+    if http.uds is None and http.port:
         close(bind(http))
     return bind(http, shared=True)
 
@@ -73,7 +73,8 @@ def url(http: Http, sockets: list[socket.socket]) -> str:
 
 
 def _bind_tcp(family: int, address: tuple[object, ...], shared: bool) -> socket.socket:
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is: without it small frames wait 40 ms.
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is: without it small frames wait
+    # 40 ms.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

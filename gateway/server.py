@@ -146,6 +146,6 @@ class Server(uvicorn.Server):
 
     async def _wait_until_idle(self, limit_s: float) -> bool:
         deadline_s = time.monotonic() + limit_s
-        while self._work.num_open_requests and time.monotonic() < deadline_s:
-            await asyncio.sleep(_POLL_S)  # noqa: ASYNC110 - the app only counts
+        while self._work.num_open_requests and time.monotonic() < deadline_s:  # noqa: ASYNC110 - it only counts
+            await asyncio.sleep(_POLL_S)
         return not self._work.num_open_requests

@@ -129,7 +129,7 @@ class Link:
     worker: Annotated[
         tuple[str, ...],
         About(
-            "worker to connect to, tcp://HOST:PORT or unix:PATH; repeat for several",
+            "worker to connect to, tcp://HOST:PORT or unix:///PATH; repeat for several",
             commands=frozenset({GATEWAY}),
         ),
     ] = ()
@@ -229,7 +229,7 @@ class Engine:
     ] = None
     listen: Annotated[
         str,
-        About("where the worker takes gateways: tcp://HOST:PORT or unix:PATH", commands=frozenset({WORKER})),
+        About("where the worker takes gateways: tcp://HOST:PORT or unix:///PATH", commands=frozenset({WORKER})),
     ] = "tcp://127.0.0.1:7400"
     metrics_host: Annotated[str, About("address of the worker's own /metrics and /health")] = "127.0.0.1"
     metrics_port: Annotated[

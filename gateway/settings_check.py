@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from backend.address import AddressError, parse_address
 from gateway.settings import Settings
 
 
 def check_together(settings: Settings) -> Iterator[str]:
     """One line for each problem."""
     yield from _pairs(settings)
-    for address in settings.link.worker:
-        if problem := address_problem(address):
-            yield f"worker: {address!r} {problem}"
-    if problem := address_problem(settings.engine.listen):
-        yield f"listen: {settings.engine.listen!r} {problem}"
-    elif not _is_trusted(settings) and not is_local(settings.engine.listen):
-        yield (
-            f"listen: {settings.engine.listen} can be reached from other machines, which needs link_secret, "
-            "link_secret_file, or link_certfile with link_keyfile"
-        )
+    yield from _addresses(settings)
     for path in settings.text.rules:
         if not Path(path).expanduser().is_file():
             yield f"rules: {path!r} is not allowed (there is no such file)"
@@ -42,31 +32,22 @@ def _pairs(settings: Settings) -> Iterator[str]:
         yield "tokenizer is missing; a scripted worker needs the folder of one"
 
 
-def _is_trusted(settings: Settings) -> bool:
+def _addresses(settings: Settings) -> Iterator[str]:
     link = settings.link
-    return link.link_secret is not None or link.link_certfile is not None
-
-
-def address_problem(address: str) -> str:
-    """What is wrong with a link address, or nothing: tcp://HOST:PORT, or unix:PATH (also unix:///PATH)."""
-    parts = urlsplit(address)
     try:
-        port = parts.port
-    except ValueError:
-        return "has no port from 0 to 65535"
-    if parts.scheme == "unix":
-        return "" if parts.path and not parts.netloc else "has no path; write unix:PATH"
-    if parts.scheme != "tcp":
-        return "is not an address of the form tcp://HOST:PORT or unix:PATH"
-    return "" if parts.hostname and port is not None and not parts.path else "must be tcp://HOST:PORT"
-
-
-def is_local(address: str) -> bool:
-    """Whether only this machine can reach a link address."""
-    parts = urlsplit(address)
-    if parts.scheme == "unix" or parts.hostname == "localhost":
-        return True
+        for worker in link.worker:
+            parse_address(worker)
+    except AddressError as error:
+        yield f"worker: {error}"
+    if len(set(link.worker)) < len(link.worker):
+        yield f"worker: an address is given twice: {', '.join(link.worker)}"
     try:
-        return ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return False
+        listen = parse_address(settings.engine.listen)
+    except AddressError as error:
+        yield f"listen: {error}"
+    else:
+        if not (listen.is_loopback or link.link_secret or link.link_certfile):
+            yield (
+                f"listen: {listen} can be reached from other machines, which needs link_secret, "
+                "link_secret_file, or link_certfile with link_keyfile"
+            )

@@ -1,0 +1,26 @@
+"""What commands with settings have in common: load them, or say what is wrong and return the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.cli import BAD_USAGE, FAILED
+from gateway.listen import ListenError
+from gateway.settings import Settings
+from gateway.settings_load import SettingsError, load
+
+
+def with_settings(flags: Mapping[str, Any], run: Callable[[Settings], int]) -> int:
+    """The exit code of `run`. Bad settings and a taken address are told in plain lines, not as a
+    traceback."""
+    try:
+        return run(load(flags).settings)
+    except SettingsError as error:
+        for problem in error.problems:
+            print(f"headrace: {problem}", file=sys.stderr)
+        return BAD_USAGE
+    except ListenError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return FAILED

@@ -1,0 +1,161 @@
+"""Runs gateway processes: one in this process, or several under the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from gateway import listen
+from gateway.commands import with_settings
+from gateway.process import Orders
+from gateway.server import run
+from gateway.settings import Http, Settings
+from gateway.settings_load import SettingsError, plain
+from gateway.settings_table import with_values
+from gateway.supervisor import Child, Program, Supervisor
+
+# What a drain may take beyond its limit: error frames, closing connections, the interpreter's end.
+_STOP_MARGIN_S: Final = 15.0
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+CHILD_COMMAND: Final = (sys.executable, "-m", "gateway.process")
+
+Bound = tuple[Settings, list[socket.socket]]
+
+
+def serve(settings: Settings, sockets: list[socket.socket], started: Callable[[], None]) -> int:
+    """One gateway process, until a signal ends it; the exit code."""
+    from gateway.app import build_app
+
+    app = build_app(settings)
+    return run(app, app.state.gateway, settings, sockets, started)
+
+
+def main_gateway(flags: Mapping[str, Any]) -> int:
+    return with_settings(flags, run_gateway)
+
+
+def run_gateway(settings: Settings) -> int:
+    """`headrace gateway`, until a signal or a failure; the exit code."""
+    if not settings.link.worker:
+        raise SettingsError(["worker is missing: to which workers should the gateway connect?"])
+    set_up_logging(settings.general.log_level)
+    return _run_one(settings) if settings.http.processes == 1 else _run_several(settings)
+
+
+def _run_one(settings: Settings) -> int:
+    with bound(settings, listen.bind) as (settings, sockets):
+        return serve(settings, sockets, lambda: announce(settings, listen.url(settings.http, sockets)))
+
+
+def _run_several(settings: Settings) -> int:
+    with run_folder() as folder, bound(settings, listen.reserve) as (settings, sockets):
+        supervisor = Supervisor(gateway_programs(settings, sockets, folder))
+        url = listen.url(settings.http, sockets)
+        return asyncio.run(supervise(supervisor, _announce_when_ready(supervisor.children, settings, url)))
+
+
+async def supervise(supervisor: Supervisor, telling: Coroutine[Any, Any, None]) -> int:
+    """Run the children; `telling` runs beside them, and what it tells never ends them."""
+    task = asyncio.create_task(telling)
+    try:
+        return await supervisor.run()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def gateway_programs(
+    settings: Settings, sockets: Sequence[socket.socket], folder: Path, command: Sequence[str] = CHILD_COMMAND
+) -> list[Program]:
+    """The children: TCP ones bind the port themselves, those of a Unix socket inherit it."""
+    fds = [each.fileno() for each in sockets] if settings.http.uds is not None else []
+    several = settings.http.processes > 1
+    return [
+        Program(
+            name=f"gateway process {index}",
+            command=command,
+            orders=partial(_orders, settings, fds, index),
+            stop_limit_s=settings.http.drain_limit_s + _STOP_MARGIN_S,
+            env={"PROMETHEUS_MULTIPROC_DIR": str(folder)} if several else {},
+            fds=fds,
+            died=partial(_forget_metrics, folder) if several else _nothing,
+        )
+        for index in range(settings.http.processes)
+    ]
+
+
+def _orders(settings: Settings, fds: Sequence[int], index: int, ready_fd: int) -> bytes:
+    return Orders("gateway", plain(settings), os.getpid(), index, fds, ready_fd).encode()
+
+
+def _nothing(pid: int) -> None:
+    """Metrics of a single process die with it."""
+
+
+def _forget_metrics(folder: Path, pid: int) -> None:
+    """The gauges of a dead process; its counters stay in the sums."""
+    from prometheus_client import multiprocess
+
+    multiprocess.mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def bound(settings: Settings, bind: Callable[[Http], list[socket.socket]]) -> Iterator[Bound]:
+    """Sockets on the settings' address, and settings that name the port if a free one was asked for."""
+    sockets = bind(settings.http)
+    try:
+        if settings.http.uds is None:
+            settings = with_values(settings, port=sockets[0].getsockname()[1])
+        else:
+            for each in sockets:
+                each.listen(settings.http.backlog)
+        yield settings, sockets
+    finally:
+        listen.close(sockets)
+        if settings.http.uds is not None:
+            settings.http.uds.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def run_folder() -> Iterator[Path]:
+    """A private folder for sockets and metrics files, gone at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _announce_when_ready(children: Sequence[Child], settings: Settings, url: str) -> None:
+    for child in children:
+        await child.ready.wait()
+    announce(settings, url)
+
+
+def announce(settings: Settings, url: str) -> None:
+    """Where the gateway listens, for a person. Warns of an address that everyone can use."""
+    http, num = settings.http, settings.http.processes
+    _say(f"listening on {url}" + (f" with {num} processes" if num > 1 else ""))
+    if http.uds is None and not settings.access.api_key and http.host not in _LOOPBACK:
+        _say(f"warning: {http.host} without --api-key: whoever reaches it can use it")
+
+
+def _say(text: str) -> None:
+    print(f"headrace: {text}", file=sys.stderr, flush=True)
+
+
+def set_up_logging(level: str) -> None:
+    """Log lines go to standard error; of uvicorn's only warnings."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=form, stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -1,0 +1,109 @@
+"""`headrace serve`: a worker and a gateway on this machine, joined by a Unix socket of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway import listen
+from gateway.commands import with_settings
+from gateway.http_client import open_connection
+from gateway.process import Orders
+from gateway.run_gateway import CHILD_COMMAND, bound, gateway_programs, run_folder, set_up_logging, supervise
+from gateway.settings import Settings
+from gateway.settings_load import plain
+from gateway.settings_table import with_values
+from gateway.supervisor import Program, Supervisor
+
+_POLL_S: Final = 0.25
+_ANSWER_LIMIT_S: Final = 5.0
+_WORKER_STOP_S: Final = 20.0  # for the engine's own processes to end and free the GPU's memory
+
+
+def main_serve(flags: Mapping[str, Any]) -> int:
+    return with_settings(flags, run_serve)
+
+
+def run_serve(settings: Settings) -> int:
+    """Run until a signal or a failure; the exit code."""
+    set_up_logging(settings.general.log_level)
+    with run_folder() as folder, bound(settings, listen.reserve) as (settings, sockets):
+        address, secret = f"unix://{folder}/worker.sock", secrets.token_hex(32)
+        joined = with_values(
+            settings,
+            worker=(address,),
+            listen=address,
+            link_secret=secret,
+            **dict.fromkeys(("link_certfile", "link_keyfile", "link_cafile")),
+        )
+        supervisor = Supervisor([*gateway_programs(joined, sockets, folder), _worker_program(joined)])
+        telling = _tell_when_ready(supervisor, settings, listen.url(settings.http, sockets))
+        return asyncio.run(supervise(supervisor, telling))
+
+
+def _worker_program(settings: Settings) -> Program:
+    return Program(
+        name="worker",
+        command=CHILD_COMMAND,
+        orders=lambda ready_fd: Orders("worker", plain(settings), os.getpid(), ready_fd=ready_fd).encode(),
+        stop_limit_s=_WORKER_STOP_S,
+        group=1,
+    )
+
+
+async def _tell_when_ready(supervisor: Supervisor, settings: Settings, url: str) -> None:
+    while not await asyncio.to_thread(_is_ready, url):  # noqa: ASYNC110 - it asks another process
+        await asyncio.sleep(_POLL_S)
+    supervisor.children[-1].ready.set()
+    model = await asyncio.to_thread(_first_model, url, settings)
+    print(welcome(settings, url, model), file=sys.stderr, flush=True)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return _get(url, "/ready", {})[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _first_model(url: str, settings: Settings) -> str:
+    keys = settings.access.api_key
+    headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
+    return str(json.loads(_get(url, "/v1/models", headers)[1])["data"][0]["id"])
+
+
+def _get(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    connection = open_connection(url, _ANSWER_LIMIT_S, verify=False)
+    try:
+        connection.request("GET", path, headers=dict(headers))
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def welcome(settings: Settings, url: str, model: str) -> str:
+    """What a newcomer needs next: the address, a first request, the chat page."""
+    unix = settings.http.uds is not None
+    base = "http://localhost" if unix else url
+    socket_flag = f"--unix-socket {settings.http.uds} " if unix else ""
+    key = " -H 'authorization: Bearer KEY'" if settings.access.api_key else ""
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
+    lines = [
+        f"headrace: ready; {model} answers at {url}",
+        "",
+        f"    curl -N {socket_flag}{base}/v1/chat/completions -H 'content-type: application/json'{key} \\",
+        f"        -d '{json.dumps(body)}'",
+        "",
+        *([] if unix else [f"    chat page:     {base}/"]),
+        f"    in this shell: headrace chat --url {url}",
+        "",
+        "Ctrl-C ends it.",
+    ]
+    return "\n".join(lines)
