@@ -141,7 +141,12 @@ def test_failed_step_shows_the_end_of_its_output_and_what_it_means(setup: Module
 
 def test_torch_is_sought_in_the_given_index_alone(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
-    monkeypatch.setattr(setup, "attempt", lambda heading, command: ran.append(command) is None)
+
+    def attempt(heading: str, command: list[str]) -> bool:
+        ran.append(command)
+        return True
+
+    monkeypatch.setattr(setup, "attempt", attempt)
     monkeypatch.setenv("HEADRACE_TORCH_INDEX", "https://index.example/cpu")
     setup.install_torch()
     assert [command[command.index("--index-url") + 1] for command in ran] == ["https://index.example/cpu"]
