@@ -54,7 +54,7 @@ _NEGATIVE_LETTER_BLOCKS = (0x1F150, 0x1F170)  # negative circled A to Z, negativ
 
 # Scripts written without spaces between words: a neighbour from here never continues a Latin word.
 _UNSPACED_RANGES = (
-    (0x2E80, 0x9FFF),  # radicals, kana, bopomofo, Hangul letters, ideographs; first, as most text is here
+    (0x2E80, 0x9FFF),  # radicals, kana, bopomofo, Hangul letters, ideographs
     (0xAC00, 0xD7FF),  # Hangul syllables
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Myanmar
@@ -106,6 +106,8 @@ def is_word_char(char: str) -> bool:
     Letters and digits do; the underscore does not (in Markdown it is emphasis), and neither do CJK and other unspaced
     scripts.
     """
+    if "\u2e80" <= char <= "\u9fff":  # the quick answer for most Chinese and Japanese text
+        return False
     if char < "\u0e00" or not char.isalnum():
         return char.isalnum()
     code = ord(char)

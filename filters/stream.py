@@ -50,6 +50,9 @@ class CompiledRules(Patterns):
         self.max_hold_chars = max_hold_chars
         self.on_max_hold = on_max_hold
         self.walk = Walk(self.automaton)
+        # With keywords that alone can pass the bound, every character is counted the exact way.
+        self.always_exact = self.longest > max_hold_chars
+        self.first_node = self.walk.parked(self.automaton.start) if self.always_exact else self.walk.root
         self.phrase_states = self._phrase_states()
 
     def stream(self) -> StreamFilter | None:
@@ -130,7 +133,7 @@ class StreamFilter:
     def __init__(self, rules: CompiledRules) -> None:
         self._rules = rules
         self._walk = rules.walk
-        self._node = rules.walk.root  # between chunks never a stop that nothing was done about
+        self._node = rules.first_node  # between chunks never a stop that nothing was done about
         self._text = ""  # what is held, raw
         self._offsets = Offsets()
         self._open: list[_Candidate] = []
@@ -153,6 +156,7 @@ class StreamFilter:
         walk = self._walk
         node = self._node
         irregular = walk.irregular
+        last_root = walk.last_root
         chars = iter(text)
         for char in chars:
             if char in node:
@@ -168,9 +172,9 @@ class StreamFilter:
                         break
                     fail = node[FAIL]
                 else:  # at a root that has no edge for it, or where a closer look is needed
-                    if node[LIVE] < 0:
+                    if node[STATE] > last_root or node[LIVE] < 0:
                         node = self._exactly(node, char, len(text) - length_hint(chars) - 1)
-                    elif walk.has_two_roots:
+                    elif last_root:
                         node = walk.root_after(char)
         live: int = node[LIVE]
         if live < 0 or self._emitter is not None:
@@ -340,10 +344,10 @@ class StreamFilter:
         is_ordinary = (
             not self.blocked
             and not self._open
-            and not automaton.awaiting[state]
+            and not self._is_awaiting_settled
             and offsets.is_straight
             and self._floor <= offsets.raw_of(under_way)
-            and self._rules.longest <= self._rules.max_hold_chars
+            and not self._rules.always_exact
         )
         return self._walk.nodes[state] if is_ordinary else self._walk.parked(state)
 

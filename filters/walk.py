@@ -5,8 +5,9 @@ longer keys, which no character can equal, so that all keys are strings and look
 path. Measured at 5,000 words, microseconds per token of 5 English and 2 Chinese characters: 0.55 and 0.48 with
 nodes, 0.72 and 0.58 with lists of states (`Automaton.goto`), 19,000 states in 5 MB.
 
-The loop asks for nothing but edges. Whatever needs a closer look is made to look like a dead end: a node without
-edges and without a fail link that is not the root. Such are the *stops*: states where a pattern ends.
+The loop asks for nothing but edges. Whatever needs a closer look is made to look like a dead end: a node that lacks the
+edge and has no fail link although it is not a root. Such are the *stops*, where a pattern ends: they have no edges at all.
+Where a whole word waits for the character after it, only letters have edges, for they change nothing.
 
 Not here: the loop itself (`stream.py`), and the exact step that handles what the loop cannot (also there).
 """
@@ -17,13 +18,18 @@ from functools import cache
 from typing import Any, Final
 
 from filters.automaton import Automaton
-from filters.folding import fold_table, variants
+from filters.folding import fold_table, is_word_char, variants
 
 FAIL: Final = "fail"  # the node of the longest suffix; None for roots and for nodes that need a closer look
 LIVE: Final = "live"  # characters that may still become part of a match; or one of the two below
 STATE: Final = "state"  # the number of the state in the automaton
 ARRIVED: Final = -1  # LIVE of a stop: patterns end with the last character, nothing was done about it yet
 PARKED: Final = -2  # LIVE of a node that sends every character the exact way
+
+# Steps that are written out although they are no edges: from the roots and their children, where most English text
+# moves, and from words that are complete but perhaps go on.
+PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F)))
+LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 Node = dict[str, Any]  # mypy cannot express it: a character -> Node, the three keys as above
 
@@ -38,7 +44,7 @@ class Walk:
         self._automaton = automaton
         self._link()
         self.root = self.nodes[automaton.start]
-        self.has_two_roots = automaton.has_two_roots
+        self.last_root = 1 if automaton.has_two_roots else 0  # the states of the roots are the first
         self.folds = fold_table()
         self.irregular = _irregular()
 
@@ -52,28 +58,20 @@ class Walk:
     def _link(self) -> None:
         automaton, nodes = self._automaton, self.nodes
         targets = [
-            {LIVE: ARRIVED, STATE: state, FAIL: None} if ends else nodes[state]
-            for state, ends in enumerate(map(_either, automaton.outputs, automaton.awaiting))
+            {LIVE: ARRIVED, STATE: state, FAIL: None} if outputs else nodes[state]
+            for state, outputs in enumerate(automaton.outputs)
         ]
-        for state, edges in enumerate(automaton.goto):
-            node = nodes[state]
-            if automaton.depth[state]:
+        for state, node in enumerate(nodes):
+            edges = automaton.goto[state]
+            awaiting = automaton.awaiting[state]
+            if automaton.depth[state] and not awaiting:
                 node[FAIL] = nodes[automaton.fail[state]]
             for char, target in edges.items():
-                node[char] = targets[target]
-        for state, depth in enumerate(automaton.depth):
-            if depth <= 1:
-                for char in _COMMON:
-                    if char not in nodes[state]:
-                        nodes[state][char] = targets[automaton.step(state, char)]
-
-
-# Characters whose every step from the roots and their children is written out: most English text moves there.
-_COMMON: Final = tuple(map(chr, range(0x20, 0x7F)))
-
-
-def _either(outputs: tuple[int, ...], awaiting: tuple[int, ...]) -> bool:
-    return bool(outputs or awaiting)
+                if not awaiting or is_word_char(char):
+                    node[char] = targets[target]
+            for char in LETTERS if awaiting else PRINTABLE if automaton.depth[state] <= 1 else "":
+                if char not in node:
+                    node[char] = targets[automaton.step(state, char)]
 
 
 @cache
