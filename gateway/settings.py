@@ -58,9 +58,6 @@ class General:
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], About("least severe line that is logged")
     ] = "info"
-    log_text: Annotated[
-        bool, About("write prompts and answers to the log, for debugging only", commands=EDGE)
-    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +202,9 @@ class Text:
     ] = 256
     max_hold_s: Annotated[float, About("time that a filter may hold text", "s", above=0)] = 2.0
     control_characters: Annotated[
-        Literal["reject", "strip", "allow"],
-        About("what happens to control characters in a prompt, other than tab and line ends"),
-    ] = "reject"
-    reasoning_content: Annotated[
-        bool, About("send reasoning as `reasoning_content` too, for older clients")
-    ] = False
+        Literal["reject", "strip", "keep"],
+        About("what happens to control characters in a prompt but tab, line ends, and NUL, which is refused"),
+    ] = "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +223,9 @@ class Engine:
     ] = None
     listen: Annotated[
         str,
-        About("where the worker takes gateways: tcp://HOST:PORT or unix:///PATH", commands=frozenset({WORKER})),
+        About(
+            "where the worker takes gateways: tcp://HOST:PORT or unix:///PATH", commands=frozenset({WORKER})
+        ),
     ] = "tcp://127.0.0.1:7400"
     metrics_host: Annotated[str, About("address of the worker's own /metrics and /health")] = "127.0.0.1"
     metrics_port: Annotated[
@@ -264,7 +260,21 @@ class Scripted:
     jitter_ms: Annotated[float, About("random part of a step's time", "ms", at_least=0)] = 0.0
     prefill_ms_per_1k: Annotated[float, About("prefill time per 1,000 prompt tokens", "ms", at_least=0)] = 5.0
     max_running: Annotated[int, About("requests that run at the same time", "requests", at_least=1)] = 4096
+    max_waiting: Annotated[int, About("requests that wait for that", "requests", at_least=0)] = 1024
+    block_size: Annotated[int, About("block of its simulated prefix cache", "tokens", at_least=1)] = 16
     seed: Annotated[int, About("seed of its tokens", "number", at_least=0)] = 0
+    die_after_tokens: Annotated[
+        int | None, About("fault: the engine dies after so many", "tokens", at_least=0)
+    ] = None
+    stall_after_tokens: Annotated[
+        int | None, About("fault: nothing is sent after so many", "tokens", at_least=0)
+    ] = None
+    garbage_after_tokens: Annotated[
+        int | None, About("fault: a garbage frame after so many", "tokens", at_least=0)
+    ] = None
+    slow_write_bytes_per_s: Annotated[
+        float | None, About("fault: the link is written this slowly", "bytes/s", above=0)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

