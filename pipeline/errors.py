@@ -62,7 +62,9 @@ class ContextTooLong(ClientError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_prompt_tokens: int, max_tokens: int, max_model_len: int, param: str = "messages") -> None:
+    def __init__(
+        self, num_prompt_tokens: int, max_tokens: int, max_model_len: int, param: str = "messages"
+    ) -> None:
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens. However, the prompt has "
             f"{num_prompt_tokens} tokens and {max_tokens} were reserved for the completion "
@@ -87,7 +89,9 @@ class BadKey(ClientError):
     type = "authentication_error"
     code = "invalid_api_key"
 
-    def __init__(self, message: str = "Missing or wrong API key. Send it as 'Authorization: Bearer KEY'.") -> None:
+    def __init__(
+        self, message: str = "Missing or wrong API key. Send it as 'Authorization: Bearer KEY'."
+    ) -> None:
         super().__init__(message)
 
 
@@ -98,7 +102,8 @@ class UnknownModel(ClientError):
 
     def __init__(self, model: str, known: tuple[str, ...] = ()) -> None:
         super().__init__(
-            f"The model {model[:200]!r} does not exist. This server has: {', '.join(known) or 'no model yet'}."
+            f"The model {model[:200]!r} does not exist. "
+            f"This server has: {', '.join(known) or 'no model yet'}."
         )
 
 

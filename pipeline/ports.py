@@ -29,9 +29,10 @@ class Sink(Protocol):
     ) -> None:
         """New ids of this choice.
 
-        `finish` is vLLM's reason (stop, length, abort, error, repetition) on the last call, else None. `stop` is the
-        stop token id that ended it, None for the end-of-sequence token. `first` comes once, with the first ids.
-        `logprobs` has one entry per id when asked for. `now_s` is the monotonic time when the frame was read.
+        `finish` is vLLM's reason (stop, length, abort, error, repetition) on the last call, else None.
+        `stop` is the stop token id that ended it, None for the end-of-sequence token. `first` comes once,
+        with the first ids. `logprobs` has one entry per id when asked for. `now_s` is the monotonic time
+        when the frame was read.
         """
 
     def failed(self, error: HeadraceError) -> None:
@@ -68,10 +69,15 @@ class Engine(Protocol):
 class TextFilter(Protocol):
     """A streaming content filter: one state per choice and channel. `filters.stream.StreamFilter` is one."""
 
+    held: int  # raw characters that wait for their fate now
     released: int  # raw characters of the input whose fate is settled: all that derives from them may leave
     hits: list[Hit]  # in order, shadow ones too; the owner may clear it
     blocked: bool  # a block rule matched: nothing more leaves
 
     def feed(self, text: str) -> str: ...
 
-    def flush(self) -> str: ...
+    def flush(self) -> str:
+        """The text has ended: what can no longer be part of a match leaves."""
+
+    def expire(self) -> str:
+        """Text was held for too long: the policy blocks, or lets it go."""

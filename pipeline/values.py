@@ -1,6 +1,7 @@
 """One frozen value per hop, in flow order. No behaviour beyond trivial properties.
 
-    bytes -> ChatRequest | CompletionRequest -> Prompt -> EngineCall -> (engine) -> Logprobs, FirstToken -> Usage, Timings
+bytes -> ChatRequest | CompletionRequest -> Prompt -> EngineCall -> (engine) -> Logprobs, FirstToken ->
+Usage, Timings
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ Json = Any  # a decoded JSON value; looked into only where a field's meaning is 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What the client asked of the generation, by vLLM's names. Only values that the body really gave are in `sampling`."""
+    """What the client asked of the generation, by vLLM's names.
 
-    sampling: Mapping[str, Json]  # temperature, top_p, seed, min_tokens, stop_token_ids, logit_bias, structured_outputs, …
+    Only values that the body really gave are in `sampling`.
+    """
+
+    sampling: Mapping[
+        str, Json
+    ]  # temperature, top_p, seed, min_tokens, stop_token_ids, logit_bias, structured_outputs, …
     max_tokens: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
@@ -71,7 +77,7 @@ class Prompt:
 
     ids: memoryview
     num_tokens: int
-    affinity: int  # hash of the ids up to the first prefix boundary: same value, same worker, if it is not overloaded
+    affinity: int  # hash of the ids up to the first prefix boundary; equal ones prefer the same worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,9 @@ class EngineCall:
 
     model: str
     prompt: Prompt
-    sampling: Mapping[str, Json]  # complete: request values over gateway defaults over the model's generation_config
+    sampling: Mapping[
+        str, Json
+    ]  # complete: request values over gateway defaults over the model's generation_config
     max_tokens: int
     priority: int = 0
     cache_salt: str | None = None

@@ -1,0 +1,140 @@
+"""The one place that builds and connects objects: settings in, an ASGI app out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Route
+
+from backend.address import parse_address
+from backend.pool import ClientLimits, PoolSettings, WorkerPool
+from filters.stream import CompiledRules
+from gateway.answer import AnswerLimits
+from gateway.docs_page import page_routes
+from gateway.edge import GenerationEndpoint
+from gateway.flow import Flow, generation_routes
+from gateway.keys import ApiKeys
+from gateway.link_tls import client_tls
+from gateway.metrics import Metrics
+from gateway.models import Models
+from gateway.openai_schema import RequestLimits
+from gateway.request_log import RequestLog
+from gateway.rule_files import read_all_rules
+from gateway.settings import Settings
+from gateway.system_routes import SystemRoutes
+from pipeline.assembly import GenerationDefaults
+from pipeline.errors import Draining
+from pipeline.inbound import InboundOptions
+from pipeline.validation import ControlPolicy, InputLimits
+
+
+class Gateway:
+    """Everything that one gateway process runs, and what the server asks of it while it drains."""
+
+    def __init__(self, settings: Settings) -> None:
+        limits, text = settings.limits, settings.text
+        rules = read_all_rules(text.rules, text.rules_action)
+        self.metrics = Metrics()
+        self.request_log = RequestLog(sys.stdout)
+        self.keys = ApiKeys(settings.access.api_key)
+        self.request_limits = RequestLimits(max_n=limits.max_n)
+        # `tokenizers` runs long texts outside of the GIL, one thread each.
+        self._encoders = ThreadPoolExecutor(
+            max_workers=max(2, os.cpu_count() or 1), thread_name_prefix="encode"
+        )
+        options = InboundOptions(
+            limits=InputLimits(max_characters=limits.max_text_chars, max_messages=limits.max_messages),
+            control_characters=ControlPolicy(others=text.control_characters),
+            defaults=GenerationDefaults(max_tokens=limits.default_max_tokens),
+            rules=CompiledRules(rules.for_direction("input")) if rules.for_direction("input") else None,
+        )
+        self.models = Models(options, self._encoders)
+        self.pool = _pool(settings, self.models)
+        self.flow = Flow(
+            engine=self.pool,
+            models=self.models,
+            keys=self.keys,
+            rules=CompiledRules(rules.for_direction("output"), text.max_hold_chars, text.hold_policy),
+            encoders=self._encoders,
+            metrics=self.metrics,
+            limits=_answer_limits(settings),
+            max_body_bytes=settings.http.max_body_bytes,
+        )
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self.flow.open)
+
+    def begin_drain(self) -> None:
+        """From now on: not ready, and no new generations."""
+        self.flow.is_draining = True
+
+    def cut(self) -> None:
+        """End what is still running with a named error."""
+        self.flow.open.fail_all(Draining("The server is shutting down; the answer was cut off."))
+
+    @contextlib.asynccontextmanager
+    async def running(self, app: Starlette) -> AsyncIterator[None]:
+        """ASGI's lifespan."""
+        await self.pool.start()
+        watch = asyncio.create_task(self.flow.open.watch(), name="watch open requests")
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+            await self.pool.stop()
+            self._encoders.shutdown(wait=False, cancel_futures=True)
+
+
+def build_app(settings: Settings) -> Starlette:
+    """The ASGI app of one process. Raises what is wrong with the rule files or the link's TLS files."""
+    gateway = Gateway(settings)
+    system = SystemRoutes(gateway.pool, gateway.keys, gateway.metrics, lambda: gateway.flow.is_draining)
+    endpoints: list[BaseRoute] = [
+        Route(
+            path,
+            GenerationEndpoint(
+                gateway.flow, route, gateway.metrics, gateway.request_log, settings.limits.slow_reader_bytes
+            ),
+            methods=["POST"],
+        )
+        for path, route in generation_routes(gateway.request_limits).items()
+    ]
+    pages = page_routes(version("headrace"), gateway.request_limits)
+    app = Starlette(routes=[*endpoints, *system.routes(), *pages], lifespan=gateway.running)
+    app.state.gateway = gateway
+    return app
+
+
+def _pool(settings: Settings, models: Models) -> WorkerPool:
+    limits = settings.limits
+    pool = PoolSettings(
+        cache_dir=settings.general.cache.expanduser(),
+        secret=settings.link.link_secret.encode() if settings.link.link_secret else None,
+        tls=client_tls(settings.link),
+        gateway=f"gateway-{os.getpid()}",
+        limits=ClientLimits(stall_s=limits.stall_limit_s),
+        max_waiting_requests=limits.queue_max_requests,
+        max_waiting_tokens=limits.queue_max_tokens,
+    )
+    return WorkerPool([parse_address(worker) for worker in settings.link.worker], pool, models.load)
+
+
+def _answer_limits(settings: Settings) -> AnswerLimits:
+    limits = settings.limits
+    return AnswerLimits(
+        queue_s=limits.queue_limit_s,
+        stall_s=limits.stall_limit_s,
+        request_s=limits.request_limit_s,
+        hold_s=settings.text.max_hold_s,
+        slow_reader_s=limits.slow_reader_s,
+        heartbeat_s=limits.heartbeat_s,
+    )

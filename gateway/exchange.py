@@ -1,0 +1,121 @@
+"""One HTTP request and its response at the ASGI edge: head, body within limits, outlet, and the end of both.
+
+Knows ASGI and nothing of models. `gateway/flow.py` drives it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from time import monotonic
+from typing import Any, Final
+from uuid import uuid4
+
+from gateway.error_body import INTERNAL_CODE
+from gateway.outlet import Outlet, Send
+from gateway.record import RequestRecord
+from gateway.writers import send_error
+from pipeline.errors import BodyTooLarge, ClientGone, HeadraceError, InvalidRequest
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+SANE_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+ABORT_EXTENSION: Final = "headrace.abort"  # gateway/server.py puts the transport's abort() there
+
+
+class Exchange:
+    """A request being answered. `gone` is set by the owner to learn of a lost client."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_buffered_bytes: int) -> None:
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.record = RequestRecord(request_id=self._request_id(), route=scope["path"], started_s=monotonic())
+        self.outlet = Outlet(send, max_buffered_bytes, self._on_gone)
+        self.on_gone: Callable[[str], None] = _ignore
+        self._scope = scope
+        self._receive = receive
+
+    async def read_body(self, max_bytes: int) -> bytes:
+        """The whole body.
+
+        Raises `BodyTooLarge` as soon as the limit is known to be passed, `ClientGone` if it breaks off.
+        """
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared[:19]) > max_bytes:
+            raise BodyTooLarge(int(declared[:19]), max_bytes)
+        parts: list[bytes] = []
+        num_bytes = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("closed before its body was complete")
+            part = message.get("body", b"")
+            num_bytes += len(part)
+            if num_bytes > max_bytes:
+                raise BodyTooLarge(num_bytes, max_bytes)
+            if part:
+                parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def finished(self) -> None:
+        """Returns when the response is complete or the client has gone, whichever is first.
+
+        ASGI promises `http.disconnect` in both cases, so that one task is enough to watch for it.
+        """
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.outlet.closed or self.outlet.blocked_since_s is not None:
+            self.outlet.drop()
+            self.on_gone("closed the connection")
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error; only before anything else was sent."""
+        if isinstance(error, HeadraceError):
+            self.record.ended, self.record.detail = error.code or error.type, error.message
+        else:
+            self.record.ended = INTERNAL_CODE
+        if isinstance(error, ClientGone):
+            self.record.status = error.status_hint
+            self.outlet.drop()
+        else:
+            send_error(self.outlet, error, self.record)
+
+    def close(self) -> None:
+        """Cut the connection now: closing it politely would wait for a client that does not read."""
+        abort = self._scope.get("extensions", {}).get(ABORT_EXTENSION)
+        if abort is not None:
+            abort()
+
+    def seconds_header(self, name: bytes) -> float | None:
+        """A header that holds a positive number of seconds, or None."""
+        try:
+            value = float(self.headers[name])
+        except (KeyError, ValueError):
+            return None
+        return value if 0 < value < 1e9 else None
+
+    def _request_id(self) -> str:
+        given = self.headers.get(b"x-request-id", b"")
+        return given.decode() if SANE_REQUEST_ID.fullmatch(given) else uuid4().hex
+
+    def _on_gone(self, reason: str) -> None:
+        self.on_gone(reason)
+        self.close()
+
+
+def require_json(headers: MutableMapping[bytes, bytes]) -> None:
+    """Raises `InvalidRequest` when the body says that it is something else.
+
+    A missing type is taken for JSON.
+    """
+    media_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
+    if media_type not in (b"application/json", b"") and not media_type.endswith(b"+json"):
+        shown = media_type[:60].decode("latin-1")
+        raise InvalidRequest(
+            f"The body's content type is {shown!r}; it must be 'application/json'.", "content-type"
+        )
+
+
+def _ignore(reason: str) -> None:
+    pass

@@ -1,0 +1,151 @@
+"""The twelve steps of a generation request, on one screen. Everything else hangs off this.
+
+     1 parse    2 admit    3 validate+scan    4 render    5 tokenize    6 assemble    7 route    8 engine
+     9 detokenize    10 channels    11 filter    12 deliver
+
+Steps 1 to 8 run here, once. Steps 9 to 12 run once per token, in `Choice.tokens` of `gateway/answer.py`,
+called by the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from filters.stream import CompiledRules
+from gateway.answer import Answer, AnswerLimits
+from gateway.exchange import Exchange, require_json
+from gateway.frames import ChatShape, CompletionShape, Shape
+from gateway.keys import ApiKeys
+from gateway.metrics import Metrics
+from gateway.models import Model, Models
+from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
+from gateway.record import RequestRecord
+from gateway.watch import OpenRequests
+from gateway.writers import JsonWriter, SseWriter, Writer
+from pipeline.detokenizer import open_detokenizer
+from pipeline.errors import Draining
+from pipeline.inbound import Encode, Ready
+from pipeline.outbound import Outbound
+from pipeline.ports import Engine
+from pipeline.stop_strings import StopMatcher
+from pipeline.values import ChatRequest, CompletionRequest
+
+Request = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What differs between the generation routes."""
+
+    parse: Callable[[bytes], Request]
+    shape: Callable[[str, int, str], Shape]
+
+
+class Flow:
+    """Answers generation requests. One per process, built by `gateway/app.py`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        models: Models,
+        keys: ApiKeys,
+        rules: CompiledRules,
+        encoders: ThreadPoolExecutor,
+        metrics: Metrics,
+        limits: AnswerLimits,
+        max_body_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._models = models
+        self._keys = keys
+        self._rules = rules
+        self._encoders = encoders
+        self._metrics = metrics
+        self._limits = limits
+        self._max_body_bytes = max_body_bytes
+        self.open = OpenRequests(metrics)
+        self.is_draining = False
+
+    async def generate(self, exchange: Exchange, route: Route) -> None:
+        """The life of a request. Raises `HeadraceError` for whatever fails before the engine has it."""
+        record = exchange.record
+        record.key_id = self._keys.check(exchange.headers)
+        require_json(exchange.headers)
+        body = await exchange.read_body(self._max_body_bytes)
+        record.begin()
+        request = route.parse(body)  # 1
+        record.done("parse")
+        model = self._admit(request.model)  # 2
+        record.model, record.stream = request.model, request.delivery.stream
+        ready = await self._prepare(model, request, record)  # 3 to 6
+        answer = self._answer(exchange, route, model, request, len(ready.calls))
+        answer.start(ready.calls, lambda: self._outbound(model, request))  # 7, 8; then 9 to 12 per token
+        self.open.add(exchange, answer)
+        try:
+            await exchange.finished()
+        finally:
+            self.open.remove(exchange)
+
+    def _admit(self, model: str) -> Model:
+        """Before any tokenizing: is there a model, a worker, and room in its queue?"""
+        if self.is_draining:
+            raise Draining
+        found = self._models.get(model)
+        self._engine.check_room(model)
+        return found
+
+    async def _prepare(self, model: Model, request: Request, record: RequestRecord) -> Ready:
+        """Steps 3 to 6. Long texts are encoded by the pool; `tokenizers` lets go of the GIL there."""
+        need = model.inbound.start(request, time.time(), record.done)
+        while isinstance(need, Encode):
+            encoded = await asyncio.get_running_loop().run_in_executor(self._encoders, need.run)
+            need = model.inbound.resume(need, encoded, record.done)
+        record.prompt_tokens = sum(prompt.num_tokens for prompt in need.prompts)
+        record.rule_hits = len(need.hits)
+        for hit in need.hits:
+            self._metrics.hits.labels(hit.rule_id, "input", "shadow" if hit.shadow else hit.action).inc()
+        return need
+
+    def _answer(
+        self, exchange: Exchange, route: Route, model: Model, request: Request, num_choices: int
+    ) -> Answer:
+        record, outlet = exchange.record, exchange.outlet
+        shape = route.shape(record.request_id, int(time.time()), request.model)
+        texts = model.text.vocabulary
+        writer: Writer
+        if request.delivery.stream:
+            writer = SseWriter(outlet, shape, texts, record, request.delivery, num_choices)
+        else:
+            writer = JsonWriter(outlet, shape, texts, record, num_choices)
+        answer = Answer(self._engine, writer, outlet, record, self._metrics, self._limits_of(exchange))
+        exchange.on_gone = answer.client_gone
+        return answer
+
+    def _limits_of(self, exchange: Exchange) -> AnswerLimits:
+        """A client that tells its read timeout gets heartbeats twice as often as that."""
+        timeout_s = exchange.seconds_header(b"x-stainless-read-timeout")
+        if timeout_s is None or timeout_s / 2 >= self._limits.heartbeat_s:
+            return self._limits
+        return replace(self._limits, heartbeat_s=timeout_s / 2)
+
+    def _outbound(self, model: Model, request: Request) -> Outbound:
+        """Steps 9 to 11 of one choice."""
+        generation = request.generation
+        include = generation.include_stop_str_in_output
+        stops = None
+        if generation.stop:
+            stops = StopMatcher(generation.stop, include, generation.sampling.get("min_tokens", 0))
+        detokenizer = open_detokenizer(model.text.vocabulary, generation.skip_special_tokens)
+        return Outbound(detokenizer, stops, self._rules.stream(), include)
+
+
+def generation_routes(limits: RequestLimits) -> dict[str, Route]:
+    """Path -> route."""
+    return {
+        "/v1/chat/completions": Route(lambda body: parse_chat(body, limits), ChatShape),
+        "/v1/completions": Route(lambda body: parse_completion(body, limits), CompletionShape),
+    }

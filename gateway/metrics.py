@@ -1,0 +1,206 @@
+"""All of the gateway's metrics, in one table.
+
+Names follow OpenTelemetry's gen_ai conventions where one exists.
+
+With several processes prometheus_client keeps the values in files of PROMETHEUS_MULTIPROC_DIR (set by the
+supervisor before this module is imported), and `/metrics` of any process shows the sum.
+
+What happens once per token is counted in plain lists (`HotHistogram`, 0.2 us) and moved into
+prometheus_client once a second and at each scrape: an `observe` of its own costs 1.5 us with locks and
+label look-ups.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+
+# Stages of ours take tens of microseconds to milliseconds; prefill takes seconds.
+STAGE_BUCKETS_S: Final = (
+    5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3,
+    1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+TOKEN_BUCKETS_S: Final = (
+    5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7.5e-3, 1e-2, 1.5e-2, 2e-2, 2.5e-2, 3e-2,
+    4e-2, 5e-2, 7.5e-2, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+REQUEST_BUCKETS_S: Final = (
+    1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0,
+    2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+SIZE_BUCKETS_TOKENS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+
+
+class HotHistogram:
+    """Counts observations without prometheus_client; `flush` moves them into `target`."""
+
+    __slots__ = ("_bounds", "_counts", "_sum", "_target")
+
+    def __init__(self, bounds: Sequence[float], target: Histogram) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._target = target
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def flush(self) -> None:
+        """prometheus_client has no public way to add many observations;
+
+        its buckets are plain `inc`-able values.
+        """
+        counts, self._counts = self._counts, [0] * len(self._counts)
+        total, self._sum = self._sum, 0.0
+        for bucket, count in zip(self._target._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+        if total:
+            self._target._sum.inc(total)
+
+
+class Metrics:
+    """Built once per process by `gateway/app.py`."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "headrace_requests",
+            "Requests by route, HTTP status and who or what ended them.",
+            ["route", "status", "ended"],
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "From the parsed head to the last byte (E2E).",
+            ["model"],
+            buckets=REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From the parsed head to the first token (TTFT).",
+            ["model"],
+            buckets=REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self.tpot = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Mean time per output token after the first (TPOT).",
+            ["model"],
+            buckets=TOKEN_BUCKETS_S,
+            registry=registry,
+        )
+        self.queue = Histogram(
+            "headrace_queue_seconds",
+            "Time in the engine's queue, as the worker reports it.",
+            ["model"],
+            buckets=REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self.stage = Histogram(
+            "headrace_stage_seconds",
+            "Time in one of our own stages.",
+            ["stage"],
+            buckets=STAGE_BUCKETS_S,
+            registry=registry,
+        )
+        gaps = Histogram(
+            "headrace_time_between_tokens_seconds",
+            "Gap between two tokens of one choice (TBT).",
+            buckets=TOKEN_BUCKETS_S,
+            registry=registry,
+        )
+        self.gaps = HotHistogram(TOKEN_BUCKETS_S, gaps)
+        self.tokens = Counter(
+            "gen_ai_client_token_usage",
+            "Tokens by model and kind: input, cached_input, output.",
+            ["model", "gen_ai_token_type"],
+            registry=registry,
+        )
+        self.prompt_size = Histogram(
+            "headrace_prompt_tokens",
+            "Prompt length in tokens.",
+            buckets=SIZE_BUCKETS_TOKENS,
+            registry=registry,
+        )
+        self.hits = Counter(
+            "headrace_rule_hits", "Content rule hits.", ["rule", "direction", "action"], registry=registry
+        )
+        self.resubmitted = Counter(
+            "headrace_resubmitted", "Choices sent to another worker after theirs was lost.", registry=registry
+        )
+        self.leaks = Counter(
+            "headrace_released_at_bound", "Times a filter's bound released undecided text.", registry=registry
+        )
+        self._gauges(registry)
+
+    def _gauges(self, registry: CollectorRegistry) -> None:
+        self.open_requests = Gauge(
+            "headrace_open_requests", "Requests in progress.", registry=registry, multiprocess_mode="livesum"
+        )
+        self.buffered_bytes = Gauge(
+            "headrace_buffered_bytes",
+            "Bytes that wait for slow clients.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.buffered_peak = Gauge(
+            "headrace_buffered_peak_bytes",
+            "Most bytes that ever waited for one client.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.held_peak = Gauge(
+            "headrace_held_peak_characters",
+            "Most characters that a filter ever held.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.workers = {
+            name: Gauge(
+                f"headrace_worker_{name}",
+                help_,
+                ["worker"],
+                registry=registry,
+                multiprocess_mode="livemostrecent",
+            )
+            for name, help_ in WORKER_GAUGES.items()
+        }
+        self.worker_outstanding = Gauge(
+            "headrace_worker_outstanding_tokens",
+            "Tokens sent to the worker and not yet answered, by this gateway.",
+            ["worker"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+
+    def exposition(self) -> bytes:
+        """The Prometheus text format, summed over processes where there are several."""
+        self.flush()
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
+    def flush(self) -> None:
+        """Move what was counted per token to where a scrape sees it."""
+        self.gaps.flush()
+
+
+WORKER_GAUGES: Final = {
+    "ready": "1 when the worker takes requests.",
+    "running": "Requests that the engine runs.",
+    "waiting": "Requests that wait in the engine.",
+    "kv_usage": "Used share of the KV cache, 0 to 1.",
+    "preemptions": "Preemptions since the engine started.",
+    "prefix_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_hits": "Prompt tokens found in the prefix cache.",
+    "dropped_entries": "Late entries for an earlier use of a slot, dropped.",
+}

@@ -1,0 +1,143 @@
+"""What is remembered of one request:
+
+stage times, counts and its end, for the log line, the metrics and `timings`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from gateway.metrics import Metrics
+from pipeline.values import FirstToken, Usage
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Mutable: filled in while the request runs. All times are monotonic seconds of this process."""
+
+    request_id: str
+    route: str
+    started_s: float
+    key_id: str | None = None
+    model: str = ""
+    worker: str = ""
+    stream: bool = False
+    num_choices: int = 1
+    status: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    stages_s: dict[str, float] = field(default_factory=dict)
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    first: FirstToken | None = None
+    finish: list[str] = field(default_factory=list)
+    ended: str = ""  # complete, client, or the error's code
+    detail: str = ""
+    resubmitted: int = 0
+    rule_hits: int = 0
+    buffered_peak: int = 0
+    _stage_s: float = 0.0
+
+    def begin(self) -> None:
+        """The first stage begins: what came before it was the network."""
+        self._stage_s = monotonic()
+
+    def done(self, stage: str) -> None:
+        """A stage ends, the next one begins."""
+        now_s = monotonic()
+        self.stages_s[stage] = now_s - self._stage_s
+        self._stage_s = now_s
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, self.output_tokens, self.cached_tokens)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.started_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first, per choice."""
+        num_later = self.output_tokens - self.num_choices
+        if self.first_token_s is None or self.last_token_s is None or num_later <= 0:
+            return None
+        return (self.last_token_s - self.first_token_s) * self.num_choices / num_later
+
+    def timings(self, now_s: float) -> dict[str, Any]:
+        """The `timings` object of `stream_options.include_timings`:
+
+        milliseconds, and cached prompt tokens.
+        """
+        timings: dict[str, Any] = {f"{name}_ms": _ms(seconds) for name, seconds in self.stages_s.items()}
+        if self.first is not None:
+            timings |= {
+                "queue_ms": round(self.first.queue_ms, 3),
+                "prefill_ms": round(self.first.prefill_ms, 3),
+            }
+        return timings | {
+            "ttft_ms": _ms(self.ttft_s),
+            "tpot_ms": _ms(self.tpot_s),
+            "total_ms": _ms(now_s - self.started_s),
+            "cached_tokens": self.cached_tokens,
+        }
+
+    def server_timing(self) -> bytes:
+        """The `server-timing` header: the stages known when the head is sent."""
+        parts = [f"{name};dur={seconds * 1e3:.3f}" for name, seconds in self.stages_s.items()]
+        if self.first is not None:
+            parts.append(f"queue;dur={self.first.queue_ms:.3f}")
+        return ", ".join(parts).encode()
+
+    def log_fields(self, now_s: float, wall_s: float) -> dict[str, Any]:
+        """The request log's line. No text."""
+        return {
+            "time": round(wall_s, 3),
+            "id": self.request_id,
+            "route": self.route,
+            "key": self.key_id,
+            "model": self.model,
+            "worker": self.worker,
+            "stream": self.stream,
+            "status": self.status,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "choices": self.num_choices,
+            **self.timings(now_s),
+            "finish": self.finish,
+            "ended": self.ended,
+            "detail": self.detail,
+            "resubmitted": self.resubmitted,
+            "rule_hits": self.rule_hits,
+            "buffered_peak_bytes": self.buffered_peak,
+        }
+
+    def count(self, metrics: Metrics, now_s: float) -> None:
+        """Add this request to the metrics, once, at its end."""
+        metrics.requests.labels(self.route, str(self.status), self.ended).inc()
+        for name, seconds in self.stages_s.items():
+            metrics.stage.labels(name).observe(seconds)
+        if not self.model:
+            return
+        metrics.duration.labels(self.model).observe(now_s - self.started_s)
+        metrics.prompt_size.observe(self.prompt_tokens)
+        for kind, count in (
+            ("input", self.prompt_tokens),
+            ("cached_input", self.cached_tokens),
+            ("output", self.output_tokens),
+        ):
+            metrics.tokens.labels(self.model, kind).inc(count)
+        if self.ttft_s is not None:
+            metrics.ttft.labels(self.model).observe(self.ttft_s)
+        if self.first is not None:
+            metrics.queue.labels(self.model).observe(self.first.queue_ms / 1e3)
+        if self.tpot_s is not None:
+            metrics.tpot.labels(self.model).observe(self.tpot_s)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)

@@ -1,0 +1,73 @@
+"""The clock of all open requests: one task that looks at each of them ten times a second.
+
+One look costs 0.3 us; a timer per request would cost more to move at every token than this costs in total.
+Ten times a second, so that a deadline reaches the worker within 200 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Final
+
+from gateway.answer import Answer
+from gateway.exchange import Exchange
+from gateway.metrics import Metrics
+from pipeline.errors import HeadraceError
+
+PERIOD_S: Final = 0.1
+FLUSH_PERIODS: Final = 10  # metrics counted per token become visible to other processes once a second
+
+
+class OpenRequests:
+    """Every request whose response is not complete."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._open: dict[Exchange, Answer] = {}
+        self._peak = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, exchange: Exchange, answer: Answer) -> None:
+        self._open[exchange] = answer
+
+    def remove(self, exchange: Exchange) -> None:
+        self._open.pop(exchange, None)
+        self._peak = max(self._peak, exchange.outlet.peak)
+
+    def fail_all(self, error: HeadraceError) -> None:
+        """Cut every running answer with a named error."""
+        for answer in list(self._open.values()):
+            answer.fail(error)
+
+    async def watch(self) -> None:
+        """Runs until it is cancelled."""
+        periods = 0
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            self.look(monotonic())
+            periods += 1
+            if periods % FLUSH_PERIODS == 0:
+                self.publish()
+
+    def look(self, now_s: float) -> None:
+        """Enforce the limits of every open request."""
+        for exchange, answer in list(self._open.items()):
+            if not answer.is_ended:
+                answer.check(now_s)
+            reason = answer.check_reader(now_s)
+            if reason is not None:
+                exchange.outlet.drop()
+                exchange.on_gone(reason)
+                exchange.close()
+
+    def publish(self) -> None:
+        """Bring the metrics that are counted elsewhere up to date."""
+        metrics = self._metrics
+        metrics.flush()
+        metrics.open_requests.set(len(self._open))
+        metrics.buffered_bytes.set(sum(exchange.outlet.num_buffered for exchange in self._open))
+        self._peak = max([self._peak, *(exchange.outlet.peak for exchange in self._open)])
+        metrics.buffered_peak.set(self._peak)
