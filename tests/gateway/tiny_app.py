@@ -17,7 +17,7 @@ import os
 import sys
 from typing import Any
 
-from gateway.listen import bind
+from gateway.listen import bind, url
 from gateway.server import run
 from gateway.settings_load import load
 
@@ -42,7 +42,7 @@ class TinyApp:
         elif scope["type"] == "websocket":
             await _echo(receive, send)
         elif scope["path"] == "/stream" and not self._draining:
-            await self._stream(send)
+            await self._stream(receive, send)
         else:
             status, body, headers = await self._answer(scope, receive)
             await _respond(send, status, body, headers)
@@ -66,18 +66,23 @@ class TinyApp:
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _stream(self, send: Any) -> None:
+    async def _stream(self, receive: Any, send: Any) -> None:
         self.num_open_requests += 1
+        gone = asyncio.create_task(_disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": []})
-            for _ in range(3000):
-                if self._cut.is_set():
-                    break
+            while not self._cut.is_set() and not gone.done():
                 await send({"type": "http.response.body", "body": b"tick\n", "more_body": True})
                 await asyncio.sleep(0.02)
             await send({"type": "http.response.body", "body": b"cut\n", "more_body": False})
         finally:
+            gone.cancel()
             self.num_open_requests -= 1
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
 
 
 async def _echo(receive: Any, send: Any) -> None:
@@ -106,7 +111,7 @@ def main() -> int:
     settings = load().settings
     sockets = bind(settings.http)
     app = TinyApp()
-    print(sockets[0].getsockname(), flush=True)
+    print(f"listening {url(settings.http, sockets)}", flush=True)
     return run(app, app, settings, sockets, lambda: print("started", flush=True))
 
 
