@@ -1,0 +1,168 @@
+"""The shape of what the generation routes answer, for the OpenAPI document.
+
+Frames are written by `gateway/frames.py`, not through these structs: a test reads what it writes back into
+them and misses no field, so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Finish = Annotated[
+    Literal["stop", "length", "tool_calls", "content_filter"], Meta(description="Why the generation ended.")
+]
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """Base of every shape here."""
+
+
+class CachedTokens(Answer):
+    """Of the prompt's tokens, those that the engine had cached."""
+
+    cached_tokens: int
+
+
+class UsageCounts(Answer):
+    """Token counts as the engine made them; what a filter withheld still counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class TokenLogprob(Answer):
+    """A token, its log probability and its bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TokenLogprob):
+    """A generated token with the most likely ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Answer):
+    """One entry per generated token."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Answer):
+    """Four lists with one entry per generated token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class Choice(Answer):
+    """What all choices have."""
+
+    index: int
+    finish_reason: Finish | None
+    stop_reason: Annotated[
+        int | str | UnsetType | None, Meta(description="The stop string or stop token id that ended it.")
+    ] = UNSET
+    content_filter_results: Annotated[
+        dict[str, Any] | UnsetType, Meta(description="Only after a content filter ended it.")
+    ] = UNSET
+
+
+class AssistantMessage(Answer):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None = None
+    reasoning: str | UnsetType | None = UNSET
+
+
+class ChatChoice(Choice, kw_only=True):
+    """One whole answer."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+
+
+class Delta(Answer):
+    """What is new; empty on the last chunk of a choice."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+
+
+class ChunkChoice(Choice, kw_only=True):
+    """The next piece of one answer."""
+
+    delta: Delta
+    logprobs: ChatLogprobs | None
+
+
+class CompletionChoice(Choice, kw_only=True):
+    """One continuation, or the next piece of it."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class ChatCompletion(Answer):
+    """The answer to a chat that is not streamed."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: Annotated[int, Meta(description="Unix seconds.")]
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageCounts
+
+
+class ChatChunk(Answer):
+    """One event of a streamed chat. The usage chunk, if asked for, comes last and has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageCounts | UnsetType | None = UNSET
+    timings: Annotated[
+        dict[str, float | None] | UnsetType, Meta(description="Stages in milliseconds, with include_timings.")
+    ] = UNSET
+
+
+class Completion(Answer):
+    """The answer to a raw completion, or one event of it."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageCounts | UnsetType | None = UNSET
+    timings: dict[str, float | None] | UnsetType = UNSET
+
+
+class ErrorFields(Answer):
+    """What went wrong."""
+
+    message: str
+    type: Annotated[str, Meta(examples=["invalid_request_error", "overloaded_error", "engine_error"])]
+    param: Annotated[str | None, Meta(description="The field at fault.", examples=["messages[2].content"])]
+    code: Annotated[str | None, Meta(examples=["context_length_exceeded", "queue_full", "worker_lost"])]
+
+
+class ErrorDocument(Answer):
+    """The body of every error, and the last event of a stream that failed (which then has no [DONE])."""
+
+    error: ErrorFields
