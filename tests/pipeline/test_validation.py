@@ -1,0 +1,137 @@
+"""Limits and control characters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InvalidRequest
+from pipeline.validation import ControlPolicy, InputLimits, Validator
+from tests.pipeline.requests import chat, completion
+
+UNENCODABLE = ["\x00", "\ud800", "\udfff"]
+OTHERS = ["\x01", "\x08", "\x0b", "\x0c", "\x1b", "\x7f", "\x85", "\x9f", "\u202e", "\u2066", "\U000e0041"]
+FINE = [
+    "\t",
+    "\n",
+    "\r",
+    " ",
+    "\u200b",
+    "\u200d",
+    "\u200e",
+    "\ufe0f",
+    "\ufeff",
+    "敏",
+    "👩\u200d👧",
+    "\U0010fffd",
+]
+
+
+def refusal(validator: Validator, request: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        validator.check(request)
+    return caught.value
+
+
+def test_usual_requests_pass_unchanged() -> None:
+    for request in (chat("hi\n\t你好 👩\u200d👧"), completion("hi", [1, 2]), chat(None), chat([])):
+        assert Validator().check(request) is request
+
+
+LIMITS = InputLimits(max_characters=10, max_bytes=12, max_messages=3, max_parts=2)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param", "numbers"),
+    [
+        (chat(messages=[{"role": "", "content": ""}] * 4), "messages", ("4 messages", "3")),
+        (chat(messages=[{"content": [{}, {}]}, {"content": [{}]}]), "messages", ("3 content parts", "2")),
+        (completion("x" * 11), "prompt", ("11 characters", "10")),
+        (completion("x" * 6, "y" * 5), "prompt", ("11 characters", "10")),
+        (completion("é" * 7), "prompt", ("14 bytes", "12")),
+        (chat(messages=[{"r": "xxxxxxxxxx"}]), "messages", ("11 characters", "10")),
+        (chat(messages=[], tools=[{"a": "xxxxxxxxxx"}]), "messages", ()),
+    ],
+)
+def test_request_over_a_limit_is_refused_with_both_numbers(
+    request_: Any, param: str, numbers: tuple[str, ...]
+) -> None:
+    error = refusal(Validator(LIMITS), request_)
+    assert error.param == param
+    for number in numbers:
+        assert number in error.message
+
+
+def test_request_at_its_limits_passes() -> None:
+    Validator(LIMITS).check(completion("x" * 10))
+    Validator(LIMITS).check(completion("é" * 6))
+    Validator(replace(LIMITS, max_characters=100, max_bytes=100)).check(
+        chat(messages=[{"content": ["a", "b"]}, {"content": []}, {"content": ""}])
+    )
+
+
+@pytest.mark.parametrize("char", UNENCODABLE)
+def test_nul_and_lone_surrogates_are_refused_by_default(char: str) -> None:
+    error = refusal(
+        Validator(), chat(messages=[{"role": "user", "content": "ok"}, {"content": f"abc{char}d"}])
+    )
+    assert error.param == "messages[1].content"
+    assert f"U+{ord(char):04X} at position 3" in error.message
+
+
+@pytest.mark.parametrize("char", [*OTHERS, *FINE])
+def test_other_characters_are_kept_by_default(char: str) -> None:
+    request = chat(f"a{char}b")
+    assert Validator().check(request) is request
+
+
+@pytest.mark.parametrize("char", [*UNENCODABLE, *OTHERS])
+def test_strip_removes_control_characters_everywhere(char: str) -> None:
+    validator = Validator(policy=ControlPolicy(unencodable="strip", others="strip"))
+    call = {"function": {"name": f"f{char}", "arguments": f'{{"{char}a": 1}}'}}
+    request = chat(
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": f"{char}a{char}{char}b"}]},
+            {"c": [call]},
+        ],
+        tools=[{f"k{char}": [char]}],
+        chat_template_kwargs={"x": f"{char}y", "n": 3},
+    )
+    cleaned = validator.check(request)
+    assert cleaned.messages[0]["content"][0]["text"] == "ab"
+    assert cleaned.messages[1]["c"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert cleaned.tools == [{"k": [""]}]
+    assert cleaned.chat_template_kwargs == {"x": "y", "n": 3}
+    assert list(validator.check(completion(f"a{char}", [7])).prompts) == ["a", [7]]
+
+
+@pytest.mark.parametrize("char", OTHERS)
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ({"tools": [{"function": {"name": "X"}}]}, "tools[0].function.name"),
+        ({"documents": [{"text": "X"}]}, "documents[0].text"),
+        ({"chat_template_kwargs": {"a": ["b", "X"]}}, "chat_template_kwargs.a[1]"),
+        ({"chat_template_kwargs": {"X": 1}}, "a key of chat_template_kwargs"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "X"}]}]},
+            "messages[0].content[0].text",
+        ),
+    ],
+)
+def test_reject_names_the_leaf(char: str, field: dict[str, Any], param: str) -> None:
+    import json
+
+    field = json.loads(json.dumps(field).replace("X", json.dumps(f"x{char}")[1:-1]))
+    error = refusal(Validator(policy=ControlPolicy(others="reject")), chat(**field))
+    assert error.param == param
+    assert f"U+{ord(char):04X} at position 1" in error.message
+
+
+@pytest.mark.parametrize("char", FINE)
+def test_ordinary_characters_pass_the_strictest_policy(char: str) -> None:
+    for action in ("reject", "strip"):
+        request = chat(f"a{char}b")
+        assert Validator(policy=ControlPolicy(others=action)).check(request) is request
