@@ -29,7 +29,7 @@ class AddressError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One end of a link: `path` for a Unix socket, else `host` and `port` (0: any free one, when listening)."""
+    """One end of a link: `path` of a Unix socket, else `host` and `port` (0: any free one, to listen)."""
 
     host: str = ""
     port: int = 0
@@ -89,7 +89,7 @@ def _unix(text: str, netloc: str, path: str) -> Address:
 
 
 def check_trust(address: Address, secret: bytes | None, tls: ssl.SSLContext | None) -> None:
-    """Raises `AddressError` where listening would let any machine in: beyond loopback, no secret and no TLS."""
+    """Raises `AddressError` where listening would let any machine in: no loopback, no secret, no TLS."""
     if not address.is_loopback and not secret and tls is None:
         raise AddressError(
             f"refusing to listen on {address}: other machines can reach it, and there is neither a "
@@ -102,7 +102,7 @@ async def listen(
 ) -> tuple[asyncio.Server, Address]:
     """Listen; returns the server and the address with its real port. Raises `OSError`, `AddressError`.
 
-    A Unix socket is for this user alone (0600); one left behind by a dead process is replaced, a live one is not.
+    A Unix socket is for this user alone (0600). One left by a dead process is replaced, a live one is not.
     """
     loop = asyncio.get_running_loop()
     if not address.is_unix:
@@ -127,6 +127,7 @@ async def _remove_dead_socket(address: Address) -> None:
         os.unlink(address.path)
         return
     writer.close()
+    await writer.wait_closed()
     raise AddressError(f"refusing to listen on {address}: another process listens there")
 
 
@@ -151,7 +152,7 @@ async def connect(
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Let the kernel notice a peer machine that is gone, also while nothing is being sent. Nothing for Unix."""
+    """Let the kernel notice a peer machine that is gone, also while nothing is sent. Only for tcp."""
     sock: Any = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return

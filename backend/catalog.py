@@ -28,7 +28,7 @@ class _Entry:
 
 
 class Catalog:
-    """Served names and their workers. `on_model` is called before the first worker of a model becomes ready."""
+    """Served names and their workers. `on_model` is called before the first worker of a model is ready."""
 
     def __init__(self, on_model: OnModel) -> None:
         self._on_model = on_model
@@ -59,8 +59,8 @@ class Catalog:
             if entry.info.fingerprint != info.fingerprint:
                 raise FingerprintError(
                     f"worker {welcome.worker} serves {name!r} with fingerprint {info.fingerprint[:12]}, but "
-                    f"{', '.join(entry.held_by.values())} with {entry.info.fingerprint[:12]}: their tokenizers or "
-                    f"templates differ"
+                    f"{', '.join(entry.held_by.values())} with {entry.info.fingerprint[:12]}: "
+                    f"their tokenizers or templates differ"
                 )
         elif entry is None or replace(entry.info, created=info.created) != info:
             await self._on_model(info, await read_files())

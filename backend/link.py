@@ -1,7 +1,8 @@
 """The link's wire format: frames, framing and the handshake's arithmetic. No sockets, no clock.
 
-A frame is `length: uint32 LE | kind: uint8 | payload`, the payload one msgpack array (msgspec `array_like`) whose
-length does not count the five header bytes. One connection per gateway process and worker, multiplexed by slot.
+A frame is `length: uint32 LE | kind: uint8 | payload`, the payload one msgpack array (msgspec `array_like`)
+whose length does not count the five header bytes. One connection per gateway process and worker, multiplexed
+by slot.
 
     worker  -> CHALLENGE{nonce, version}
     gateway -> HELLO{version, mac(secret, nonce), nonce, name}
@@ -9,9 +10,9 @@ length does not count the five header bytes. One connection per gateway process 
     gateway -> PIECE* SUBMIT | ABORT | FETCH
     worker  -> STEP | CLOSED | ERROR | STATS | FILE
 
-A slot number belongs to the gateway. It is free again only after the worker's last frame for it: a delta with a
-finish, an ERROR, or CLOSED answering an ABORT. Every entry carries the slot's generation, so that a token can
-never reach the stream that uses the slot next.
+A slot number belongs to the gateway. It is free again only after the worker's last frame for it: a delta
+with a finish, an ERROR, or CLOSED answering an ABORT. Every entry carries the slot's generation, so that a
+token can never reach the stream that uses the slot next.
 
 Durations, never clocks: monotonic clocks of two processes cannot be compared.
 """
@@ -29,8 +30,8 @@ import msgspec
 VERSION: Final = (0, 1)  # major, minor; a peer one minor version older or newer is fine
 HEADER: Final = struct.Struct("<IB")
 HEADER_BYTES: Final = HEADER.size
-# A 1M-token prompt is 4 MiB of ids, but long prompts travel in pieces; the largest single frame is a file piece,
-# a full step of logprobs, or a submit with a JSON schema.
+# A 1M-token prompt is 4 MiB of ids, but long prompts travel in pieces; the largest single frame is a file
+# piece, a full step of logprobs, or a submit with a JSON schema.
 MAX_FRAME_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 64 << 10  # an abort waits behind one piece at most: 64 KiB is 0.05 ms at 10 Gbit/s
 MAX_SLOTS: Final = 1 << 16  # per connection; bounds what a peer can make the other side remember
@@ -73,7 +74,7 @@ class Hello(Frame):
 
 
 class FileInfo(msgspec.Struct, array_like=True):
-    """A model file that the gateway may need: tokenizer.json, tokenizer_config.json, config.json, templates."""
+    """A model file that the gateway may need: tokenizer, its configuration, config.json, templates."""
 
     name: str
     sha256: str
@@ -88,7 +89,7 @@ class Welcome(Frame):
     model_names: list[str]
     max_model_len: int
     block_size: int  # KV cache block in tokens; prefixes shorter than one never hit
-    default_sampling: dict[str, Any]  # the model's generation_config, as vLLM's get_diff_sampling_param() gives it
+    default_sampling: dict[str, Any]  # the generation_config, as vLLM's get_diff_sampling_param() has it
     fingerprint: str  # of everything that determines the ids: tokenizer and template files
     files: list[FileInfo]
     versions: dict[str, str]
@@ -99,7 +100,7 @@ class Welcome(Frame):
 
 
 class Submit(Frame):
-    """Start one choice. `ids` is the (rest of the) prompt: int32 little-endian, after the PIECE frames of this slot."""
+    """Start one choice. `ids` is the (rest of the) prompt, int32 little-endian, after this slot's PIECEs."""
 
     slot: Slot
     generation: int
@@ -163,7 +164,10 @@ class Closed(Frame):
 
 
 class Error(Frame):
-    """One slot failed; it is free. `kind` is `busy` (try again), `rejected` (the engine refused it) or `engine` (it died)."""
+    """One slot failed; it is free.
+
+    `kind` is `busy` (try again), `rejected` (the engine refused it) or `engine` (it died).
+    """
 
     slot: Slot
     generation: int
@@ -172,7 +176,10 @@ class Error(Frame):
 
 
 class Stats(Frame):
-    """About once a second, also when idle: the link's heartbeat. Before WELCOME it says that the engine still loads."""
+    """About once a second, also when idle: the link's heartbeat.
+
+    Before WELCOME it says that the engine still loads.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -274,9 +281,10 @@ class Framer:
                     stop = start + HEADER_BYTES + num_bytes
                     if stop > end:
                         break
-                    payload = view[start + HEADER_BYTES : stop]
+                    with view[start + HEADER_BYTES : stop] as payload:
+                        frame = decode(kind, payload)
                     start = stop
-                    yield decode(kind, payload)
+                    yield frame
         finally:
             if source is buffer:
                 del buffer[:start]

@@ -1,9 +1,7 @@
 """The gateway's end of the link: one connection to one worker.
 
-The hot path is `_step`: one look at the clock per frame, then per delta a list index, a compare of generations and
-the sink's call. Everything rare (first token, finish, strangers) is off it. Slots are `backend.slots`.
-
-A worker's silence ends the connection: heartbeats come about every second, also while the engine loads.
+The hot path is `_step`: one look at the clock per read, then per delta a list index, a compare of generations
+and the sink's call. All that is rare (first token, finish, strangers) is off it. Slots are `backend.slots`.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from typing import Any, Final, cast
 
 from backend import link
 from backend.address import Address, connect, keep_alive
+from backend.file_receiver import FileReceiver
 from backend.link import (
     Abort,
     Challenge,
@@ -32,6 +31,7 @@ from backend.link import (
     Step,
     Welcome,
 )
+from backend.silence import Silence
 from backend.slots import ABORTING, LIVE, Slot, SlotTable
 from backend.uploads import Uploads
 from pipeline.errors import EngineFault, EngineRejected, HeadraceError, QueueFull, WorkerLost, WorkerStalled
@@ -101,9 +101,8 @@ class LinkClient(asyncio.Protocol):
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set before any other callback
         self._uploads = Uploads()
         self._is_paused = False
-        self._files: dict[str, tuple[bytearray, int, asyncio.Future[bytes]]] = {}
-        self._heard_s = loop.time()
-        self._silence: asyncio.TimerHandle | None = None
+        self._files = FileReceiver()
+        self._silence = Silence(self._stalled)
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +110,7 @@ class LinkClient(asyncio.Protocol):
         return self._phase == "open"
 
     async def welcomed(self) -> Welcome:
-        """The worker's introduction, once its engine is ready. Raises the `EngineFault` that ended it before."""
+        """The worker's introduction, once its engine is ready. Raises the `EngineFault` that came first."""
         await asyncio.wait((self._welcome, self.ended), return_when=asyncio.FIRST_COMPLETED)
         if self.ended.done():
             raise self.ended.result()
@@ -122,8 +121,8 @@ class LinkClient(asyncio.Protocol):
     def submit(self, call: EngineCall, sink: Sink) -> LinkHandle:
         """Start a choice. The sink is called from the event loop, never from inside.
 
-        Raises `WorkerLost` when the connection is over, `QueueFull` when every slot is taken, `InvalidRequest`
-        for sampling values that cannot travel.
+        Raises `WorkerLost` when the connection is over, `QueueFull` when every slot is taken,
+        `InvalidRequest` for sampling values that cannot travel.
         """
         if self._phase != "open":
             raise WorkerLost(f"worker {self.worker} is not connected")
@@ -150,12 +149,11 @@ class LinkClient(asyncio.Protocol):
         self._transport.write(link.encode(Abort([(slot.number, generation)])))
 
     def fetch(self, sha256: str, num_bytes: int) -> asyncio.Future[bytes]:
-        """Ask for an announced file of this size. The future fails with the `EngineFault` that ends the link."""
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        """Ask for an announced file of this size. Fails with the `EngineFault` that ends the link."""
+        future = self._files.expect(sha256, num_bytes)
         if self.ended.done():
-            future.set_exception(self.ended.result())
+            self._files.fail(self.ended.result())
         else:
-            self._files[sha256] = (bytearray(), num_bytes, future)
             self._transport.write(link.encode(link.Fetch(sha256)))
         return future
 
@@ -170,11 +168,11 @@ class LinkClient(asyncio.Protocol):
         keep_alive(transport)
         # One piece may be under way, so an abort never waits behind more of a long prompt than that.
         self._transport.set_write_buffer_limits(high=link.PIECE_BYTES // 2, low=0)
-        self._watch()
+        self._silence.start(self._limits.handshake_s)
 
     def data_received(self, data: bytes) -> None:
         now_s = self._clock()
-        self._heard_s = asyncio.get_running_loop().time()
+        self._silence.broken()
         try:
             for frame in self._framer.feed(data):
                 if type(frame) is Step and self._phase == "open":
@@ -205,16 +203,12 @@ class LinkClient(asyncio.Protocol):
         if self._phase == "closed":
             return
         self._phase = "closed"
-        if self._silence is not None:
-            self._silence.cancel()
+        self._silence.stop()
         if self._transport is not None:
             self._transport.abort()
         self.ended.set_result(error)
         self._uploads = Uploads()
-        for _, _, future in self._files.values():
-            if not future.done():
-                future.set_exception(error)
-        self._files.clear()
+        self._files.fail(error)
         for slot in self.slots.occupied():
             self._fail(slot, "lost", error)
 
@@ -223,21 +217,7 @@ class LinkClient(asyncio.Protocol):
         while not self._is_paused and (part := self._uploads.take_piece()) is not None:
             self._transport.write(part)
 
-    def _watch(self) -> None:
-        """Look whether the worker has been silent for too long, and set the time for the next look."""
-        loop = asyncio.get_running_loop()
-        limit_s = self._limits.stall_s if self._phase == "open" else self._limits.handshake_s
-        left_s = self._heard_s + limit_s - loop.time()
-        if left_s > 0:
-            self._silence = loop.call_later(left_s, self._watch)
-            return
-        # A suspended gateway would blame its worker: what has arrived meanwhile is read before this comes.
-        self._silence = loop.call_later(min(1.0, limit_s / 4), self._give_up, self._heard_s, limit_s)
-
-    def _give_up(self, heard_s: float, limit_s: float) -> None:
-        if self._heard_s != heard_s:
-            self._watch()
-            return
+    def _stalled(self, limit_s: float) -> None:
         logger.warning("worker %s at %s sent nothing for %.1f s", self.worker, self.address, limit_s)
         self.end(WorkerStalled(f"worker {self.worker} has sent nothing for {limit_s:g} s"))
 
@@ -309,6 +289,7 @@ class LinkClient(asyncio.Protocol):
         link.check_proof(self._secret, self._nonce, b"worker", welcome.mac)
         self.worker = welcome.worker[:200]
         self._phase = "open"
+        self._silence.start(self._limits.stall_s)
         self._welcome.set_result(welcome)
 
     def _heartbeat(self, stats: Stats) -> None:
@@ -334,16 +315,7 @@ class LinkClient(asyncio.Protocol):
         self._fail(slot, "error", _fault(self.worker, frame))
 
     def _file(self, piece: FilePiece) -> None:
-        if piece.sha256 not in self._files:
-            raise LinkError("a piece of a file that was not asked for")
-        data, num_bytes, future = self._files[piece.sha256]
-        if piece.offset != len(data) or len(data) + len(piece.data) > num_bytes:
-            raise LinkError(f"a file is out of order or longer than its announced {num_bytes} bytes")
-        data += piece.data
-        if piece.last:
-            del self._files[piece.sha256]
-            if not future.done():
-                future.set_result(bytes(data))
+        self._files.receive(piece)
 
     def _fail(self, slot: Slot, event: str, error: HeadraceError) -> None:
         """Free a slot; its sink hears why, unless it was aborted."""

@@ -1,7 +1,7 @@
 """The worker's end of the link: one engine, many gateways.
 
-Here is what concerns all connections together: the engine's events and the way of each output to its slot, the
-bounds on waiting jobs, heartbeats, draining, and the engine's death. One connection is `server_connection`.
+Here is what concerns all connections together: the engine's events and the way of each output to its slot,
+the bounds on waiting jobs, heartbeats, draining, the engine's death. One connection is `server_connection`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,8 @@ from backend import link
 from backend.address import Address, check_trust, listen, remove_socket
 from backend.link import Closed, Delta, Error, Stats
 from backend.ports import EngineEvents, EngineInfo, Job, Key, Output, WorkerEngine
-from backend.server_connection import (
-    ABORTING,
-    FREE,
-    ORPHAN,
-    RUNNING,
-    GatewayConnection,
-    ServerLimits,
-    Stream,
-)
+from backend.server_connection import GatewayConnection
+from backend.server_stream import ABORTING, FREE, ORPHAN, RUNNING, Connection, ServerLimits, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +29,10 @@ __all__ = ["LinkServer", "ServerLimits"]
 
 
 class LinkServer:
-    """Serves one engine to gateways.
+    """Serves one engine to gateways. Build it inside the running loop.
 
-    `died` is done with the reason when the engine has died. Raises `AddressError` where the address may not be
-    listened on.
+    `died` is done, with the reason, when the engine has died. Raises `AddressError` where the address may not
+    be listened on.
     """
 
     def __init__(
@@ -65,7 +58,7 @@ class LinkServer:
         self._engine = engine
         self._tls = tls
         self._server: asyncio.Server | None = None
-        self._connections: set[GatewayConnection] = set()
+        self._connections: set[Connection] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._stats_task: asyncio.Task[None] | None = None
@@ -155,14 +148,14 @@ class LinkServer:
             engine_path=info.engine_path,
         )
 
-    def opened(self, connection: GatewayConnection) -> bool:
+    def opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self.limits.max_connections or self.died.done():
             logger.warning("refusing a connection: %d are open", len(self._connections))
             return False
         self._connections.add(connection)
         return True
 
-    def lost(self, connection: GatewayConnection, streams: Sequence[Stream]) -> None:
+    def lost(self, connection: Connection, streams: Sequence[Stream]) -> None:
         self._connections.discard(connection)
         if streams:
             self._engine.abort(streams)
@@ -184,7 +177,7 @@ class LinkServer:
 
     def _step(self, outputs: Sequence[Output]) -> None:
         """The hot path: sort one engine step's outputs into one frame per connection."""
-        touched: list[GatewayConnection] = []
+        touched: list[Connection] = []
         for output in outputs:
             stream: Stream = output.key
             if stream.state is not RUNNING:

@@ -42,7 +42,7 @@ class Outbox:
         return self._pending.pop(slot, None)
 
     def take(self, max_weight: int) -> list[Delta]:
-        """The next deltas, at most `max_weight` numbers in all; a longer entry is cut, its rest stays first."""
+        """The next deltas, at most `max_weight` numbers in all; a longer entry is cut, its rest is next."""
         taken: list[Delta] = []
         for slot in list(self._pending):
             delta = self._pending[slot]
@@ -89,7 +89,7 @@ def _width(delta: Delta) -> int:
 
 
 def _cut(delta: Delta, num_ids: int) -> Delta:
-    """Split off the first ids, with what belongs to them: logprobs and the first token's facts, not the finish."""
+    """Split off the first ids with what is theirs: logprobs, the first token's facts, not the finish."""
     head = Delta(delta.slot, delta.generation, delta.ids[:num_ids], None, None, delta.extra)
     del delta.ids[:num_ids]
     if delta.extra is not None:

@@ -23,8 +23,8 @@ __all__ = ["ClientLimits", "PoolSettings", "WorkerPool", "WorkerStatus"]
 class WorkerPool:
     """`pipeline.ports.Engine` over workers.
 
-    `on_model(info, files)` is awaited before the first worker of a model becomes ready, with the model's files
-    by name. `rng` jitters reconnects.
+    `on_model(info, files)` is awaited before the first worker of a model becomes ready, with the model's
+    files by name. `rng` jitters reconnects. A worker that is listed twice is a `ValueError`.
     """
 
     def __init__(

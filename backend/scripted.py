@@ -1,8 +1,8 @@
-"""The scripted engine: no model, made-up or given tokens, real timing. For tests, load and capacity simulation.
+"""The scripted engine: no model, made-up or given tokens, real timing. For tests, load and simulation.
 
-It is never a default and says that it is scripted in its WELCOME and its log. One timer serves all streams, one
-step at a time, as a real engine does; prompts are prefilled one after the other, and their blocks are remembered
-by a simulated prefix cache.
+It is never a default, and says that it is scripted in its WELCOME and its log. One timer serves all streams,
+one step at a time, as a real engine does; prompts are prefilled one after the other, and their blocks are
+remembered by a simulated prefix cache.
 """
 
 from __future__ import annotations
@@ -13,148 +13,57 @@ import itertools
 import json
 import logging
 import random
-import ssl
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
 from backend.address import parse_address
-from backend.link import Extra, Stats
-from backend.link_server import LinkServer, ServerLimits
+from backend.link import Stats
+from backend.link_server import LinkServer
 from backend.model_files import read_model_files
 from backend.ports import EngineEvents, EngineInfo, Job, Key, Output
 from backend.scripted_cache import PrefixCache
-from backend.scripted_faults import Faults, FaultyServer
+from backend.scripted_faults import Faults, FaultyServer, is_due
+from backend.scripted_options import ScriptedOptions
+from backend.scripted_stream import ScriptedStream
 from backend.scripted_tokens import Script, TokenTape, ordinary_ids
+from backend.server_stream import ServerLimits
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["Faults", "ScriptedEngine", "ScriptedOptions", "scripted_server", "serve_scripted"]
 
-MAX_LATE_S: Final = (
-    1.0  # steps missed by up to so much are made up for; later ones (a stopped process) are not
-)
-_END: Final = -1  # where an answer ends and the tokenizer has no end-of-sequence token
+MAX_LATE_S: Final = 1.0  # a step later than this (a stopped process) is not made up for
 # What vLLM's get_diff_sampling_param() takes from a generation_config, by its own names.
 _SAMPLING_DEFAULTS: Final = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedOptions:
-    """All of a scripted worker. `tokenizer` is a folder with a `tokenizer.json`. Raises `ValueError` by name."""
-
-    tokenizer: Path
-    listen: str = "tcp://127.0.0.1:7400"
-    model_names: tuple[str, ...] = ("scripted",)
-    secret: bytes | None = None
-    tls: ssl.SSLContext | None = None
-    name: str | None = None
-    step_ms: float = 20.0
-    jitter_ms: float = 0.0  # each step comes up to so much earlier or later; the mean rate stays
-    prefill_ms_per_1k: float = 5.0  # per 1,000 tokens that are not cached
-    max_running: int = 4096
-    max_waiting: int = 1024  # for a place among the running ones
-    max_model_len: int = 32768
-    block_size: int = 16
-    kv_tokens: int = 1 << 22  # what the simulated KV cache holds
-    seed: int = 0
-    script: Path | None = None
-    faults: Faults = field(default_factory=Faults)
-
-    def __post_init__(self) -> None:
-        for name in ("step_ms", "jitter_ms", "prefill_ms_per_1k", "max_waiting"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("max_running", "max_model_len", "block_size", "kv_tokens"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if self.jitter_ms > self.step_ms:
-            raise ValueError(f"jitter_ms is {self.jitter_ms}; it must not exceed step_ms, {self.step_ms}")
-        if not self.model_names:
-            raise ValueError("model_names is empty; a worker serves at least one name")
-
-
-class _Stream:
-    """One job on its way through the engine."""
-
-    __slots__ = (
-        "arrived_s",
-        "cached_tokens",
-        "filler",
-        "is_ended",
-        "is_plain",
-        "job",
-        "key",
-        "left",
-        "make",
-        "min_tokens",
-        "num_logprobs",
-        "num_made",
-        "num_prompt",
-        "prefill_ends_s",
-        "source",
-        "started_s",
-        "stops",
-    )
-
-    def __init__(self, key: Key, job: Job, num_prompt: int, left: int, now_s: float) -> None:
-        self.key = key
-        self.job = job
-        self.num_prompt = num_prompt
-        self.left = left  # tokens until its length ends it
-        self.num_made = 0
-        self.arrived_s = self.started_s = self.prefill_ends_s = now_s
-        self.cached_tokens = 0
-        self.is_ended = False
-        self.is_plain = False  # past its first token, and no token of its source can end it or wants logprobs
-        self.min_tokens = int(job.sampling.get("min_tokens") or 0)
-        logprobs = job.sampling.get("logprobs")
-        self.num_logprobs: int | None = None if logprobs is None else int(logprobs)
-        self.stops: frozenset[int] = frozenset()
-        self.filler: Iterator[int] = iter(())
-        self.source: Iterator[int] = iter(())
-        self.make = self.source.__next__
-
-
 class ScriptedEngine:
-    """`backend.ports.WorkerEngine` without a model. Build it anywhere; it runs on the loop that calls `start`."""
+    """`backend.ports.WorkerEngine` without a model; it runs on the loop that calls `start`.
+
+    Raises `ModelFilesError`, `ScriptError`, `OSError` for a folder or script that cannot be used.
+    """
 
     def __init__(self, options: ScriptedOptions) -> None:
         self.num_tokens = 0  # made so far, over all streams
         self._options = options
-        model = read_model_files(options.tokenizer)
         self._tokenizer = Tokenizer.from_file(str(options.tokenizer / "tokenizer.json"))
-        self.tape = TokenTape(ordinary_ids(self._tokenizer), options.seed)
         self._script = Script.read(options.script, self._tokenizer) if options.script is not None else None
+        self.tape = TokenTape(ordinary_ids(self._tokenizer), options.seed)
+        self._vocabulary_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         config = _generation_config(options.tokenizer)
         self._eos_ids = _eos_ids(config, options.tokenizer, self._tokenizer)
-        self._info = EngineInfo(
-            model_names=options.model_names,
-            max_model_len=options.max_model_len,
-            block_size=options.block_size,
-            default_sampling={
-                name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None
-            },
-            fingerprint=model.fingerprint,
-            files=model.files,
-            paths=model.paths,
-            versions={"engine": "scripted"},
-            engine_path="scripted",
-            max_running=options.max_running,
-            scripted=True,
-        )
+        self._info = _info(options, config)
         self._cache = PrefixCache(options.block_size, max(1, options.kv_tokens // options.block_size))
         self._jitter = random.Random(options.seed)
-        self._streams: dict[Key, _Stream] = {}
-        self._waiting: list[tuple[int, int, _Stream]] = []  # a heap: priority, then arrival
-        self._num_waiting = 0
-        self._prefilling: deque[_Stream] = deque()
-        self._running: dict[Key, _Stream] = {}
-        self._num_admitted = 0
+        self._streams: dict[Key, ScriptedStream] = {}
+        self._waiting: list[tuple[int, int, ScriptedStream]] = []  # a heap: priority, then arrival
+        self._prefilling: deque[ScriptedStream] = deque()
+        self._running: dict[Key, ScriptedStream] = {}
+        self._num_admitted = 0  # prefilling and running
         self._num_kv_tokens = 0
         self._arrival = itertools.count()
         self._prefill_free_s = 0.0
@@ -175,35 +84,38 @@ class ScriptedEngine:
         logger.warning("this worker is scripted: it has no model, and its tokens are made up")
 
     def submit(self, key: Key, job: Job) -> None:
-        num_prompt, limit = len(job.ids) // 4, self._options.max_model_len
-        if not num_prompt or len(job.ids) % 4 or num_prompt >= limit:
-            message = f"the prompt has {len(job.ids)} bytes; it must be 1 to {limit - 1} ids of 4 bytes"
-            self._events.failed(key, "rejected", message)
+        if (trouble := self._trouble(job)) is not None:
+            self._events.failed(key, *trouble)
             return
-        max_tokens = int(job.sampling.get("max_tokens") or 16)  # vLLM's own default
-        stream = _Stream(key, job, num_prompt, min(max_tokens, limit - num_prompt), self._loop.time())
-        is_full = self._num_admitted >= self._options.max_running
-        if is_full and self._num_waiting >= self._options.max_waiting:
-            self._events.failed(
-                key, "busy", f"{self._num_waiting} jobs wait; the limit is {self._num_waiting}"
-            )
-            return
-        self._write_part(stream)
+        answer = self._script.answer(job.ids) if self._script is not None else None
+        stream = ScriptedStream(
+            key, job, self.tape, answer, self._eos_ids, self._options.max_model_len, self._vocabulary_size
+        )
+        stream.arrived_s = self._loop.time()
         self._streams[key] = stream
         heapq.heappush(self._waiting, (job.priority, next(self._arrival), stream))
-        self._num_waiting += 1
         self._admit(stream.arrived_s)
         self._wake(stream.arrived_s)
 
+    def _trouble(self, job: Job) -> tuple[str, str] | None:
+        """Kind and message of why a job cannot be taken."""
+        options = self._options
+        if not job.ids or len(job.ids) % 4 or len(job.ids) // 4 >= options.max_model_len:
+            longest = options.max_model_len - 1
+            return (
+                "rejected",
+                f"the prompt has {len(job.ids)} bytes; it must be 1 to {longest} ids of 4 bytes",
+            )
+        if self._num_admitted >= options.max_running and self._num_waiting >= options.max_waiting:
+            return "busy", f"{self._num_waiting} jobs wait; the limit is {options.max_waiting}"
+        return None
+
     def abort(self, keys: Sequence[Key]) -> None:
-        closed = []
-        for key in keys:
-            stream = self._streams.get(key)
-            if stream is not None:
-                self._end(stream)
-                closed.append(key)
-        if closed:
-            self._loop.call_soon(self._events.closed, closed)
+        known = [key for key in keys if key in self._streams]
+        for key in known:
+            self._end(self._streams[key])
+        if known:
+            self._loop.call_soon(self._events.closed, known)
 
     def stats(self) -> Stats:
         return Stats(
@@ -219,65 +131,11 @@ class ScriptedEngine:
         if self._timer is not None:
             self._timer.cancel()
 
-    # -- what it says --------------------------------------------------------------------------------------
-
-    def _write_part(self, stream: _Stream) -> None:
-        """Decide what a stream will say, and which of it could end it."""
-        sampling: Mapping[str, Any] = stream.job.sampling
-        stream.filler = self.tape.walk(stream.job.ids, sampling.get("seed"))
-        answer = self._script.answer(stream.job.ids) if self._script is not None else None
-        if answer is None:
-            stream.source = stream.filler
-        else:
-            end = next(iter(self._eos_ids), _END)
-            stream.source = itertools.chain(answer, (end,), stream.filler)
-        stream.make = stream.source.__next__
-        stop_ids = frozenset(sampling.get("stop_token_ids") or ())
-        ends = frozenset() if sampling.get("ignore_eos") else self._eos_ids | {_END}
-        stream.stops = stop_ids | ends
-
-    def _speak(self, stream: _Stream, now_s: float) -> Output:
-        """One token with everything that can belong to it: stops, the first token's facts, logprobs."""
-        token, finish, stop = self._next_token(stream)
-        ids = [] if token == _END else [token]
-        stream.num_made += len(ids)
-        stream.left -= len(ids)
-        if finish is None and stream.left <= 0:
-            finish = "length"
-        extra: Extra | None = None
-        if stream.num_made <= 1:
-            extra = Extra(
-                cached_tokens=stream.cached_tokens,
-                queue_ms=(stream.started_s - stream.arrived_s) * 1e3,
-                prefill_ms=(now_s - stream.started_s) * 1e3,
-                is_first=True,
-            )
-            stream.is_plain = (
-                stream.source is stream.filler
-                and stream.num_logprobs is None
-                and stream.stops.isdisjoint(self.tape.ids)
-            )
-        if stream.num_logprobs is not None:
-            extra = extra or Extra()
-            extra.logprobs = [self._logprobs(made, stream.num_logprobs) for made in ids]
-        return Output(stream.key, ids, finish, stop, extra)
-
-    def _next_token(self, stream: _Stream) -> tuple[int, str | None, int | None]:
-        token = stream.make()
-        if token not in stream.stops:
-            return (next(stream.filler) if token == _END else token), None, None
-        if stream.num_made >= stream.min_tokens:
-            return token, "stop", None if token in self._eos_ids or token == _END else token
-        # An engine masks what would end it too early: it says something else.
-        return next(other for other in stream.filler if other not in stream.stops), None, None
-
-    def _logprobs(self, token: int, count: int) -> tuple[list[int], list[float], int]:
-        """Of the shape that vLLM gives: the sampled token, then the `count` best ones, which begin with it."""
-        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        ids = [token, *((token + rank) % size for rank in range(count))]
-        return ids, [-0.125, *(-0.125 - rank for rank in range(count))], 1
-
     # -- time ----------------------------------------------------------------------------------------------
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._streams) - self._num_admitted
 
     def _admit(self, now_s: float) -> None:
         """Let waiting streams in, most urgent first; their prefills queue behind each other."""
@@ -285,15 +143,13 @@ class ScriptedEngine:
             stream = heapq.heappop(self._waiting)[2]
             if stream.is_ended:
                 continue
-            self._num_waiting -= 1
+            stream.is_admitted = True
             self._num_admitted += 1
             self._num_kv_tokens += stream.num_prompt
             stream.started_s = now_s
             stream.cached_tokens = self._cache.admit(stream.job.ids, stream.job.cache_salt)
-            num_new = stream.num_prompt - stream.cached_tokens
-            self._prefill_free_s = (
-                max(self._prefill_free_s, now_s) + num_new * self._options.prefill_ms_per_1k / 1e6
-            )
+            cost_s = (stream.num_prompt - stream.cached_tokens) * self._options.prefill_ms_per_1k / 1e6
+            self._prefill_free_s = max(self._prefill_free_s, now_s) + cost_s
             stream.prefill_ends_s = self._prefill_free_s
             self._prefilling.append(stream)
 
@@ -303,64 +159,69 @@ class ScriptedEngine:
             self._timer = self._loop.call_at(self._due_s, self._tick)
 
     def _tick(self) -> None:
-        """One engine step, then the timer for the next one, on a schedule that does not drift."""
+        """One engine step, then the timer for the next one."""
         now_s = self._loop.time()
         outputs = self._step(now_s)
         self.num_tokens += len(outputs)
         faults = self._options.faults
-        if faults.stall_after_tokens is not None and self.num_tokens >= faults.stall_after_tokens:
+        if is_due(faults.stall_after_tokens, self.num_tokens):
             return
         if outputs:
             self._events.step(outputs)
-        if faults.die_after_tokens is not None and self.num_tokens >= faults.die_after_tokens:
+        if is_due(faults.die_after_tokens, self.num_tokens):
             self._is_stopped = True
             self._events.died(f"scripted to die after {faults.die_after_tokens} tokens")
         self._timer = None
         if self._streams and not self._is_stopped:
-            self._due_s += self._options.step_ms / 1e3
-            if self._due_s < now_s - MAX_LATE_S:
-                self._due_s = now_s
-            jitter_s = self._options.jitter_ms / 1e3
-            self._timer = self._loop.call_at(
-                self._due_s + (self._jitter.uniform(-jitter_s, jitter_s) if jitter_s else 0.0), self._tick
-            )
+            self._schedule(now_s)
+
+    def _schedule(self, now_s: float) -> None:
+        """From the time when this step was due, not from now: 50 steps a second stay 50."""
+        self._due_s += self._options.step_ms / 1e3
+        if self._due_s < now_s - MAX_LATE_S:
+            self._due_s = now_s
+        jitter_s = self._options.jitter_ms / 1e3
+        early_or_late_s = self._jitter.uniform(-jitter_s, jitter_s) if jitter_s else 0.0
+        self._timer = self._loop.call_at(self._due_s + early_or_late_s, self._tick)
 
     def _step(self, now_s: float) -> list[Output]:
         """A token for every running stream. The plain ones are the hot path."""
-        while self._prefilling and (
-            self._prefilling[0].is_ended or self._prefilling[0].prefill_ends_s <= now_s
-        ):
-            stream = self._prefilling.popleft()
-            if not stream.is_ended:
-                self._running[stream.key] = stream
+        self._begin_running(now_s)
         outputs: list[Output] = []
-        ended: list[_Stream] = []
-        self._num_kv_tokens += len(self._running)
+        ended: list[ScriptedStream] = []
         for stream in self._running.values():
             if stream.is_plain and stream.left > 1:
                 stream.left -= 1
                 stream.num_made += 1
                 outputs.append(Output(stream.key, [stream.make()]))
                 continue
-            output = self._speak(stream, now_s)
+            output = stream.speak(now_s)
             outputs.append(output)
             if output.finish is not None:
                 ended.append(stream)
+                self._num_kv_tokens -= not output.ids  # an end without a token of its own
+        self._num_kv_tokens += len(outputs)
         for stream in ended:
             self._end(stream)
         self._admit(now_s)
         return outputs
 
-    def _end(self, stream: _Stream) -> None:
-        del self._streams[stream.key]
+    def _begin_running(self, now_s: float) -> None:
+        """The streams whose prefill is done, in the order of their prefills."""
+        waiting = self._prefilling
+        while waiting and (waiting[0].is_ended or waiting[0].prefill_ends_s <= now_s):
+            stream = waiting.popleft()
+            if not stream.is_ended:
+                self._running[stream.key] = stream
+
+    def _end(self, stream: ScriptedStream) -> None:
+        """Finished or aborted, wherever it was; heap and queue pass over it later."""
         stream.is_ended = True
-        if stream.key in self._running:
-            del self._running[stream.key]
-        elif stream not in self._prefilling:
-            self._num_waiting -= 1
-            return
-        self._num_admitted -= 1
-        self._num_kv_tokens -= stream.num_prompt + stream.num_made
+        del self._streams[stream.key]
+        self._running.pop(stream.key, None)
+        if stream.is_admitted:
+            self._num_admitted -= 1
+            self._num_kv_tokens -= stream.num_prompt + stream.num_made
 
 
 def scripted_server(options: ScriptedOptions) -> LinkServer:
@@ -390,6 +251,23 @@ async def serve_scripted(options: ScriptedOptions, stop: asyncio.Event, drain_s:
     finally:
         stopping.cancel()
         await server.stop()
+
+
+def _info(options: ScriptedOptions, config: Mapping[str, Any]) -> EngineInfo:
+    model = read_model_files(options.tokenizer)
+    return EngineInfo(
+        model_names=options.model_names,
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        default_sampling={name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None},
+        fingerprint=model.fingerprint,
+        files=model.files,
+        paths=model.paths,
+        versions={"engine": "scripted"},
+        engine_path="scripted",
+        max_running=options.max_running,
+        scripted=True,
+    )
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:

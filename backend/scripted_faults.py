@@ -68,9 +68,9 @@ class _FaultyTransport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         faults, num_tokens = self._server.faults, self._server.num_tokens()
-        if _is_due(faults.stall_after_tokens, num_tokens):
+        if is_due(faults.stall_after_tokens, num_tokens):
             return
-        if _is_due(faults.garbage_after_tokens, num_tokens) and not self._is_garbled:
+        if is_due(faults.garbage_after_tokens, num_tokens) and not self._is_garbled:
             self._is_garbled = True
             self._inner.write(GARBAGE)
         if faults.slow_write_bytes_per_s is None:
@@ -109,5 +109,6 @@ class _FaultyTransport(asyncio.Transport):
         self._inner.abort()
 
 
-def _is_due(after_tokens: int | None, num_tokens: int) -> bool:
+def is_due(after_tokens: int | None, num_tokens: int) -> bool:
+    """Whether a fault's time has come."""
     return after_tokens is not None and num_tokens >= after_tokens

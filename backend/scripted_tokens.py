@@ -1,4 +1,4 @@
-"""What a scripted engine says: made-up ids that depend on seed and prompt alone, or the answers of a script."""
+"""What a scripted engine says: made-up ids that depend on seed and prompt alone, or a script's answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ScriptError(ValueError):
 
 
 def ordinary_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids that a model would say in plain text: no added tokens, and none that is only a part of a character."""
+    """Ids that a model would say in plain text: no added tokens, none that is a part of a character."""
     added = set(tokenizer.get_added_tokens_decoder())
     ids = sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - added)
     texts = tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)

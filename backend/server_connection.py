@@ -1,16 +1,11 @@
-"""One gateway's connection, as a worker sees it: handshake, slots, prompts in pieces, deltas out.
-
-What it needs of the worker as a whole (the engine, bounds over all connections) is `Host`, which `LinkServer` is.
-"""
+"""One gateway's connection, as a worker sees it: handshake, slots, prompts in pieces, deltas out."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from backend import link
 from backend.address import keep_alive
@@ -30,88 +25,17 @@ from backend.link import (
     Submit,
 )
 from backend.outbox import Outbox
-from backend.ports import EngineInfo, Job
+from backend.ports import Job
+from backend.server_stream import ASSEMBLING, ENDED, FREE, REFUSED, RUNNING, Host, Stream
 
 logger = logging.getLogger(__name__)
 
 MAX_HANDSHAKE_FRAME_BYTES: Final = 4096  # all that a stranger can make us buffer
-WRITE_HIGH_BYTES: Final = 256 << 10  # past it the reader counts as slow, and its deltas merge
 MAX_STEP_WEIGHT: Final = 32 << 10  # numbers in one frame of merged deltas: 300 KiB at most with logprobs
-
-ASSEMBLING, REFUSED, RUNNING, ENDED, ABORTING, ORPHAN, FREE = (
-    "assembling",
-    "refused",  # answered with an ERROR while pieces of it may still be on their way
-    "running",
-    "ended",  # its finish waits in the outbox
-    "aborting",
-    "orphan",  # its connection is gone; the engine has not confirmed the abort yet
-    "free",
-)
-LIFECYCLE: Final[dict[str, dict[str, str]]] = {
-    ASSEMBLING: {"submit": RUNNING, "refuse": REFUSED, "abort": FREE, "lost": FREE},
-    REFUSED: {"submit": FREE, "abort": FREE, "replace": FREE, "lost": FREE},
-    RUNNING: {"finish": FREE, "hold": ENDED, "fail": FREE, "closed": FREE, "abort": ABORTING, "lost": ORPHAN},
-    ENDED: {"sent": FREE, "abort": FREE, "lost": FREE},
-    ABORTING: {"finish": FREE, "fail": FREE, "closed": FREE, "abort": ABORTING, "lost": ORPHAN},
-    ORPHAN: {"finish": FREE, "fail": FREE, "closed": FREE},
-    FREE: {},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Bounds of a worker's link. Seconds, bytes and counts."""
-
-    max_connections: int = 64
-    max_waiting: int = 1024  # jobs without a first token, over all connections; more are answered `busy`
-    max_assembly_bytes: int = 256 << 20  # of prompts in pieces, over all connections
-    handshake_s: float = 10.0
-    stats_s: float = 1.0
-    slow_reader_s: float = 30.0  # a gateway that reads nothing for so long is gone
-    stop_s: float = 1.0  # to flush the last words when stopping
-
-
-class Stream:
-    """One generation of one slot: the engine's key for it."""
-
-    __slots__ = ("connection", "generation", "num_bytes", "pieces", "slot", "started", "state")
-
-    def __init__(self, connection: GatewayConnection, slot: int, generation: int) -> None:
-        self.connection = connection
-        self.slot = slot
-        self.generation = generation
-        self.state = ASSEMBLING
-        self.started = False  # it has had its first output
-        self.pieces: list[bytes] = []
-        self.num_bytes = 0  # of the pieces
-
-    def advance(self, event: str) -> None:
-        self.state = LIFECYCLE[self.state][event]
-
-
-class Host(Protocol):
-    """The worker, to its connections."""
-
-    limits: ServerLimits
-    secret: bytes
-    assembly_bytes: int
-
-    @property
-    def info(self) -> EngineInfo: ...
-    @property
-    def is_ready(self) -> bool: ...
-    def busy(self) -> str | None:
-        """Why no further job can be taken, or None."""
-
-    def welcome(self, nonce: bytes) -> link.Welcome: ...
-    def opened(self, connection: GatewayConnection) -> bool: ...
-    def lost(self, connection: GatewayConnection, streams: Sequence[Stream]) -> None: ...
-    def submit(self, stream: Stream, job: Job) -> None: ...
-    def abort(self, streams: Sequence[Stream]) -> None: ...
 
 
 class GatewayConnection(asyncio.Protocol):
-    """The protocol object. `deltas` collects the current engine step; the host fills it and calls `send_step`."""
+    """The protocol object. `deltas` collects an engine step; the host fills it and calls `send_step`."""
 
     def __init__(self, host: Host) -> None:
         self.deltas: list[Delta] = []
@@ -138,7 +62,7 @@ class GatewayConnection(asyncio.Protocol):
             self._transport.abort()
             return
         keep_alive(transport)
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._transport.set_write_buffer_limits(high=self._host.limits.write_high_bytes)
         self._arm(self._host.limits.handshake_s, "no valid HELLO within the handshake limit")
         self.send(link.Challenge(self._nonce, link.VERSION))
 

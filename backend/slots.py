@@ -30,7 +30,7 @@ def _no_tokens(*_: object) -> None:
 
 
 class Slot:
-    """One slot number and the stream that uses it now. `live_generation` is -1 unless tokens may be delivered."""
+    """One slot number and the stream that uses it now. `live_generation` is -1 unless tokens are welcome."""
 
     __slots__ = (
         "generation",

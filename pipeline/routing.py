@@ -2,8 +2,9 @@
 
 A decision and nothing else: who is ready, and what each has outstanding, comes in.
 
-Prefix affinity is a rendezvous hash (Thaler and Ravishankar, 1998): every worker draws a number for the call's
-affinity, and the highest wins. A worker that leaves hands over only its own share, and gets the same share back.
+Prefix affinity is a rendezvous hash (Thaler and Ravishankar, 1998): every worker draws a number for the
+call's affinity, and the highest wins. A worker that leaves hands over only its own share, and gets the same
+share back.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from hashlib import blake2b
 from typing import Final
 
 MAX_LOAD_RATIO: Final = 1.2
-# About one chat request with its reserved output: an idle worker and one with a single request count as equal,
-# or the second of two quick turns would leave its prefix behind.
+# About one chat request with its reserved output: an idle worker and one with a single request count as
+# equal, or the second of two quick turns would leave its prefix behind.
 LOAD_SLACK_TOKENS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A ready worker: a key that stays the same over its restarts, and its unfinished prompt and output tokens."""
+    """A ready worker: a key that outlives its restarts, and its unfinished prompt and output tokens."""
 
     key: str
     outstanding_tokens: int

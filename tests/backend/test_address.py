@@ -1,0 +1,102 @@
+"""Addresses: what they mean, what is wrong with bad ones, and who may listen where."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+
+from backend.address import Address, AddressError, check_trust, connect, listen, parse_address
+
+
+class Hangup(asyncio.Protocol):
+    """Closes each connection as it comes, so that none outlives its test."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("tcp://127.0.0.1:7400", Address(host="127.0.0.1", port=7400)),
+        ("tcp://gpu1:0", Address(host="gpu1")),
+        ("tcp://[::1]:7400", Address(host="::1", port=7400)),
+        ("unix:///run/headrace/worker.sock", Address(path="/run/headrace/worker.sock")),
+    ],
+)
+def test_address_survives_parsing_and_printing(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "unknown scheme ''"),
+        ("gpu1:7400", "unknown scheme 'gpu1'"),
+        ("http://gpu1:7400", "unknown scheme 'http'"),
+        ("tcp://gpu1", "no port"),
+        ("tcp://:7400", "no host"),
+        ("tcp://gpu1:99999", "out of range"),
+        ("tcp://gpu1:many", "many"),
+        ("tcp://gpu1:7400/path", "has no path"),
+        ("tcp://user@gpu1:7400", "only a host and port"),
+        ("tcp://gpu1:7400?x=1", "only a host and port"),
+        ("unix://relative/path", "must be absolute"),
+        ("unix:///", "must be absolute"),
+        ("unix:///" + "a" * 107, "108 bytes; the limit is 107"),
+    ],
+)
+def test_bad_address_is_named_with_what_is_wrong(text: str, reason: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        parse_address(text)
+    assert repr(text) in str(caught.value)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://127.0.0.1:1", "tcp://127.8.9.1:1", "tcp://[::1]:1", "tcp://localhost:1"]
+)
+def test_loopback_needs_no_trust(text: str) -> None:
+    check_trust(parse_address(text), None, None)
+
+
+@pytest.mark.parametrize("text", ["tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://10.0.0.1:1", "tcp://gpu1:1"])
+def test_listening_beyond_loopback_needs_secret_or_tls(text: str) -> None:
+    address = parse_address(text)
+    for secret in (None, b""):
+        with pytest.raises(AddressError, match="refusing to listen"):
+            check_trust(address, secret, None)
+    check_trust(address, b"secret", None)
+    check_trust(address, None, ssl.create_default_context())
+
+
+async def test_unix_socket_is_for_this_user_only(tmp_path: Path) -> None:
+    server, address = await listen(Hangup, Address(path=str(tmp_path / "s")))
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+    await connect(Hangup, address)
+    await asyncio.sleep(0.05)
+    server.close()
+
+
+async def test_dead_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+    address = Address(path=str(tmp_path / "s"))
+    first, _ = await listen(Hangup, address)
+    with pytest.raises(AddressError, match="another process listens"):
+        await listen(Hangup, address)
+    await asyncio.sleep(0.05)
+    first.close()
+    assert (tmp_path / "s").exists()
+    second, _ = await listen(Hangup, address)
+    second.close()
+
+
+async def test_ordinary_file_in_the_sockets_place_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("precious")
+    with pytest.raises(AddressError, match="no socket"):
+        await listen(Hangup, Address(path=str(tmp_path / "s")))
+    assert (tmp_path / "s").read_text() == "precious"

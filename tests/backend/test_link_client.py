@@ -1,0 +1,453 @@
+"""The gateway's end: dispatch, aborts, hostile workers, silence. A hand-fed protocol where no socket is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from backend import link
+from backend.address import Address
+from backend.link import Abort, Closed, Delta, Error, Extra, FilePiece, Piece, Stats, Step, Submit, Welcome
+from backend.link_client import ClientLimits, LinkClient
+from backend.slots import FREE
+from pipeline.errors import (
+    EngineRejected,
+    HeadraceError,
+    InvalidRequest,
+    QueueFull,
+    WorkerLost,
+    WorkerStalled,
+)
+from pipeline.values import FirstToken, TokenLogprobs
+from tests.backend.linked import HandTransport, RecordingSink, make_call, until
+
+SECRET = b"a shared secret"
+
+
+class Worker:
+    """A hand-made worker at the other end of a hand-fed client."""
+
+    def __init__(self, limits: ClientLimits | None = None) -> None:
+        self.stats: list[Stats] = []
+        self.now_s = 0.0
+        address = Address(path="/nowhere")
+        self.client = LinkClient(address, SECRET, "g", limits, self.stats.append, lambda: self.now_s)
+        self.transport = HandTransport()
+        self.client.connection_made(self.transport)
+
+    def send(self, *frames: link.Frame) -> None:
+        self.client.data_received(b"".join(link.encode(frame) for frame in frames))
+
+    def frames(self) -> list[Any]:
+        return self.transport.frames()
+
+    def challenge(self, version: tuple[int, int] = link.VERSION) -> None:
+        self.send(link.Challenge(b"w" * 32, version))
+
+    def shake(self, secret: bytes = SECRET) -> None:
+        self.challenge()
+        (hello,) = self.frames()
+        link.check_proof(SECRET, b"w" * 32, b"gateway", hello.mac)
+        mac = link.proof(secret, hello.nonce, b"worker")
+        self.send(Welcome(mac, "worker-1", ["m"], 4096, 16, {}, "f", [], {}))
+
+    def submit(self, sink: RecordingSink | None = None, **sampling: Any) -> tuple[RecordingSink, Submit, Any]:
+        sink = sink or RecordingSink()
+        handle = self.client.submit(make_call([1, 2, 3], **sampling), sink)
+        (frame,) = self.frames()
+        return sink, frame, handle
+
+
+def shaken(limits: ClientLimits | None = None) -> Worker:
+    worker = Worker(limits)
+    worker.shake()
+    return worker
+
+
+# -- handshake ---------------------------------------------------------------------------------------------
+
+
+async def test_worker_that_knows_the_secret_is_welcome() -> None:
+    worker = shaken()
+    welcome = await worker.client.welcomed()
+    assert (welcome.worker, worker.client.worker) == ("worker-1", "worker-1")
+    worker.client.close()
+
+
+async def test_worker_that_does_not_know_the_secret_is_left() -> None:
+    worker = Worker()
+    worker.shake(secret=b"other")
+    assert worker.transport.is_ended
+    with pytest.raises(WorkerLost, match="secrets"):
+        await worker.client.welcomed()
+
+
+async def test_worker_of_another_version_is_left_before_anything_is_proven() -> None:
+    worker = Worker()
+    worker.challenge((link.VERSION[0] + 1, 0))
+    assert worker.frames() == []
+    with pytest.raises(WorkerLost, match="link version"):
+        await worker.client.welcomed()
+
+
+async def test_silent_worker_is_left_after_the_handshake_limit() -> None:
+    worker = Worker(ClientLimits(handshake_s=0.02))
+    with pytest.raises(WorkerStalled, match=r"nothing for 0\.02 s"):
+        await worker.client.welcomed()
+    assert worker.transport.is_ended
+
+
+async def test_worker_that_loads_keeps_the_link_alive_by_heartbeats() -> None:
+    worker = Worker(ClientLimits(handshake_s=0.2, stall_s=5))
+    worker.challenge()
+    (hello,) = worker.frames()
+    for _ in range(8):
+        await asyncio.sleep(0.05)
+        worker.send(Stats(accepting=False))
+    assert len(worker.stats) == 8
+    worker.send(
+        Welcome(link.proof(SECRET, hello.nonce, b"worker"), "worker-1", ["m"], 4096, 16, {}, "f", [], {})
+    )
+    assert (await worker.client.welcomed()).worker == "worker-1"
+    worker.client.close()
+
+
+async def test_worker_that_hangs_up_after_our_hello_hints_at_the_secret() -> None:
+    worker = Worker()
+    worker.challenge()
+    worker.client.connection_lost(None)
+    with pytest.raises(WorkerLost, match="do the shared secrets differ"):
+        await worker.client.welcomed()
+
+
+# -- dispatch ----------------------------------------------------------------------------------------------
+
+
+async def test_tokens_reach_their_sink_with_all_that_belongs_to_them() -> None:
+    worker = shaken()
+    sink, submit, _ = worker.submit(logprobs=1)
+    assert submit.sampling == {"logprobs": 1, "max_tokens": 8}
+    entry = ([5, 5, 9], [-0.5, -0.5, -2.0], 1)
+    worker.send(Step([Delta(submit.slot, submit.generation, [5], extra=Extra(64, 1.5, 2.5, True, [entry]))]))
+    worker.send(Step([Delta(submit.slot, submit.generation, [6])]))
+    worker.send(Step([Delta(submit.slot, submit.generation, [7], "stop", 7)]))
+    assert (sink.ids, sink.ended.result(), sink.stop) == ([5, 6, 7], "stop", 7)
+    assert sink.first == FirstToken(64, 1.5, 2.5)
+    assert sink.logprobs == [TokenLogprobs([5, 5, 9], [-0.5, -0.5, -2.0], 1)]
+    assert worker.client.slots.num_requests == worker.client.slots.outstanding_tokens == 0
+    worker.client.close()
+
+
+async def test_tokens_of_another_generation_or_slot_are_dropped_and_counted() -> None:
+    worker = shaken()
+    first, old, _ = worker.submit()
+    other, kept, _ = worker.submit()
+    worker.send(Step([Delta(old.slot, old.generation, [1], "stop")]))
+    second, new, _ = worker.submit()
+    assert new.slot == old.slot
+    worker.send(Step([Delta(old.slot, old.generation, [66]), Delta(kept.slot, new.generation, [66])]))
+    worker.send(Closed([(old.slot, old.generation)]), Error(old.slot, old.generation, "engine", "x"))
+    worker.send(Step([Delta(new.slot, new.generation, [2]), Delta(kept.slot, kept.generation, [3])]))
+    assert (first.ids, second.ids, other.ids) == ([1], [2], [3])
+    assert worker.client.slots.num_dropped == 4
+    worker.client.close()
+
+
+async def test_tokens_that_cross_an_abort_are_dropped_and_not_counted() -> None:
+    worker = shaken()
+    sink, submit, handle = worker.submit()
+    handle.abort()
+    handle.abort()
+    assert worker.frames() == [Abort([(submit.slot, submit.generation)])]
+    worker.send(Step([Delta(submit.slot, submit.generation, [5])]))
+    _, other, _ = worker.submit()
+    assert other.slot != submit.slot
+    worker.send(Closed([(submit.slot, submit.generation)]))
+    assert worker.client.slots.find(submit.slot, submit.generation) is None
+    handle.abort()
+    assert worker.frames() == []
+    assert (sink.num_calls, sink.ended.done(), worker.client.slots.num_dropped) == (0, False, 0)
+    worker.client.close()
+
+
+async def test_finish_that_crosses_an_abort_frees_the_slot() -> None:
+    worker = shaken()
+    sink, submit, handle = worker.submit()
+    handle.abort()
+    worker.send(Step([Delta(submit.slot, submit.generation, [5], "length")]))
+    assert worker.client.slots.table[submit.slot].state is FREE
+    assert sink.num_calls == 0
+    worker.client.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("busy", QueueFull), ("rejected", EngineRejected), ("engine", WorkerLost)]
+)
+async def test_error_of_a_slot_fails_its_sink_by_whose_fault_it_is(kind: str, error: type) -> None:
+    worker = shaken()
+    sink, submit, _ = worker.submit()
+    worker.send(Error(submit.slot, submit.generation, kind, "the reason"))
+    told = sink.ended.result()
+    assert isinstance(told, error)
+    assert "the reason" in str(told)
+    worker.client.close()
+
+
+async def test_sink_that_raises_ends_only_its_own_stream(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(RecordingSink):
+        def tokens(self, *arguments: Any) -> None:
+            raise RuntimeError("a bug in this sink")
+
+    worker = shaken()
+    broken, bad, _ = worker.submit(Broken())
+    sink, good, _ = worker.submit()
+    for frame_ids in ([1], [2]):
+        worker.send(
+            Step([Delta(bad.slot, bad.generation, frame_ids), Delta(good.slot, good.generation, frame_ids)])
+        )
+    assert sink.ids == [1, 2]
+    assert type(broken.ended.result()) is HeadraceError
+    assert worker.frames() == [Abort([(bad.slot, bad.generation)])]
+    assert "a bug in this sink" in caplog.text
+    worker.client.close()
+
+
+async def test_sink_that_raises_at_its_finish_leaves_the_slot_free() -> None:
+    class Broken(RecordingSink):
+        def tokens(self, *arguments: Any) -> None:
+            raise RuntimeError("a bug in this sink")
+
+    worker = shaken()
+    _, submit, _ = worker.submit(Broken())
+    worker.send(Step([Delta(submit.slot, submit.generation, [5], "stop")]))
+    assert worker.frames() == []
+    _, again, _ = worker.submit()
+    assert again.slot == submit.slot
+    worker.client.close()
+
+
+async def test_sink_may_abort_and_submit_from_inside_its_callback() -> None:
+    worker = shaken()
+    inner = RecordingSink()
+
+    class Chaining(RecordingSink):
+        handle: Any = None
+
+        def tokens(self, ids: list[int], finish: str | None, *rest: Any) -> None:
+            super().tokens(ids, finish, *rest)
+            self.handle.abort()
+            worker.client.submit(make_call([4]), inner)
+
+    sink = Chaining()
+    _, submit, sink.handle = worker.submit(sink)
+    worker.send(
+        Step([Delta(submit.slot, submit.generation, [5]), Delta(submit.slot, submit.generation, [6])])
+    )
+    assert sink.ids == [5]
+    (abort, chained) = worker.frames()
+    assert abort == Abort([(submit.slot, submit.generation)])
+    worker.send(Step([Delta(chained.slot, chained.generation, [7])]))
+    assert inner.ids == [7]
+    worker.client.close()
+
+
+async def test_clock_is_read_once_for_all_tokens_of_a_read() -> None:
+    times: list[float] = []
+
+    class Timed(RecordingSink):
+        def tokens(self, *arguments: Any) -> None:
+            times.append(arguments[-1])
+            worker.now_s += 1.0
+
+    worker = shaken()
+    worker.now_s = 5.0
+    submits = [worker.submit(Timed())[1] for _ in range(3)]
+    worker.send(Step([Delta(submit.slot, submit.generation, [1]) for submit in submits]))
+    assert times == [5.0, 5.0, 5.0]
+    worker.client.close()
+
+
+# -- submits -----------------------------------------------------------------------------------------------
+
+
+async def test_abort_overtakes_the_rest_of_a_long_prompt() -> None:
+    worker = shaken()
+    worker.client.pause_writing()
+    sink = RecordingSink()
+    handle = worker.client.submit(make_call(list(range(100_000))), sink)
+    assert worker.frames() == []
+    worker.client._is_paused = False
+    worker.transport.write = paused_after_one(worker)  # type: ignore[method-assign]
+    worker.client.resume_writing()
+    (piece,) = worker.frames()
+    assert isinstance(piece, Piece)
+    handle.abort()
+    assert worker.frames() == [Abort([(piece.slot, piece.generation)])]
+    worker.client.resume_writing()
+    assert worker.frames() == []
+    worker.send(Closed([(piece.slot, piece.generation)]))
+    assert worker.client.slots.table[piece.slot].state is FREE
+    worker.client.close()
+
+
+def paused_after_one(worker: Worker) -> Any:
+    write = worker.transport.write
+
+    def write_and_pause(data: Any) -> None:
+        write(data)
+        worker.client.pause_writing()
+
+    return write_and_pause
+
+
+async def test_short_submit_overtakes_a_long_prompt() -> None:
+    worker = shaken()
+    worker.client.pause_writing()
+    worker.client.submit(make_call(list(range(100_000))), RecordingSink())
+    _, submit, _ = worker.submit()
+    assert len(submit.ids) == 12
+    worker.client.close()
+
+
+async def test_abort_of_a_prompt_that_was_never_sent_needs_no_worker() -> None:
+    worker = shaken()
+    worker.client.pause_writing()
+    handle = worker.client.submit(make_call(list(range(100_000))), RecordingSink())
+    handle.abort()
+    worker.client.resume_writing()
+    assert worker.frames() == []
+    assert worker.client.slots.table[0].state is FREE
+    worker.client.close()
+
+
+async def test_error_while_a_long_prompt_is_on_its_way_drops_the_rest() -> None:
+    worker = shaken()
+    worker.transport.write = paused_after_one(worker)  # type: ignore[method-assign]
+    sink = RecordingSink()
+    worker.client.submit(make_call(list(range(100_000))), sink)
+    (piece,) = worker.frames()
+    worker.send(Error(piece.slot, piece.generation, "busy", "full"))
+    worker.client.resume_writing()
+    assert worker.frames() == []
+    assert isinstance(sink.ended.result(), QueueFull)
+    worker.client.close()
+
+
+async def test_request_that_cannot_be_encoded_leaves_no_slot_behind() -> None:
+    worker = shaken()
+    with pytest.raises(InvalidRequest):
+        worker.client.submit(make_call([1], seed=object()), RecordingSink())
+    assert worker.client.slots.num_requests == 0
+    assert worker.client.slots.table[0].state is FREE
+    worker.client.close()
+
+
+async def test_submit_to_a_closed_link_is_refused() -> None:
+    worker = shaken()
+    worker.client.close()
+    with pytest.raises(WorkerLost):
+        worker.client.submit(make_call([1]), RecordingSink())
+
+
+# -- endings -----------------------------------------------------------------------------------------------
+
+
+async def test_lost_connection_fails_every_live_sink_once_and_names_the_worker() -> None:
+    worker = shaken()
+    sinks = [worker.submit()[0] for _ in range(3)]
+    aborted, _, handle = worker.submit()
+    handle.abort()
+    worker.client.connection_lost(ConnectionResetError("reset by peer"))
+    worker.client.connection_lost(None)
+    for sink in sinks:
+        told = sink.ended.result()
+        assert isinstance(told, WorkerLost)
+        assert "worker-1" in str(told)
+        assert "reset by peer" in str(told)
+    assert not aborted.ended.done()
+    handle.abort()
+    assert isinstance(worker.client.ended.result(), WorkerLost)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        link.Challenge(b"w", link.VERSION),
+        Step([Delta(77, 1, [5])]),
+        FilePiece("a" * 64, 0, b"abc", True),
+        link.Hello(link.VERSION, b"m", b"n", "x"),
+        Submit(0, 1, b"", {}),
+    ],
+    ids=lambda frame: type(frame).__name__,
+)
+async def test_frame_that_no_worker_may_send_ends_the_link(frame: link.Frame) -> None:
+    worker = shaken()
+    sink = worker.submit()[0]
+    worker.send(frame)
+    assert worker.transport.is_ended
+    told = sink.ended.result()
+    assert isinstance(told, WorkerLost)
+    assert "broke the protocol" in str(told)
+
+
+async def test_garbage_ends_the_link_and_fails_the_sinks() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        worker = shaken()
+        sink = worker.submit()[0]
+        for _ in range(50):
+            worker.client.data_received(rng.randbytes(rng.randint(1, 200)))
+        worker.client.data_received(b"\xff" * 5)
+        assert worker.transport.is_ended
+        assert isinstance(sink.ended.result(), WorkerLost)
+
+
+async def test_slot_that_was_closed_without_an_abort_fails_its_sink() -> None:
+    worker = shaken()
+    sink, submit, _ = worker.submit()
+    worker.send(Closed([(submit.slot, submit.generation)]))
+    assert isinstance(sink.ended.result(), WorkerLost)
+    worker.client.close()
+
+
+async def test_stalled_worker_is_left_and_named() -> None:
+    worker = shaken(ClientLimits(stall_s=0.05))
+    sink = worker.submit()[0]
+    await until(sink.ended.done)
+    told = sink.ended.result()
+    assert isinstance(told, WorkerStalled)
+    assert "worker-1" in str(told)
+    assert worker.transport.is_ended
+
+
+async def test_files_come_together_from_their_pieces() -> None:
+    worker = shaken()
+    future = worker.client.fetch("a" * 64, 6)
+    assert worker.frames() == [link.Fetch("a" * 64)]
+    worker.send(FilePiece("a" * 64, 0, b"abc", False), FilePiece("a" * 64, 3, b"def", True))
+    assert await future == b"abcdef"
+    worker.client.close()
+
+
+@pytest.mark.parametrize(
+    "pieces", [[FilePiece("a" * 64, 1, b"abc", False)], [FilePiece("a" * 64, 0, b"too long", True)]]
+)
+async def test_file_out_of_order_or_too_long_ends_the_link(pieces: list[FilePiece]) -> None:
+    worker = shaken()
+    future = worker.client.fetch("a" * 64, 6)
+    worker.send(*pieces)
+    with pytest.raises(WorkerLost, match="announced 6 bytes"):
+        await future
+    assert worker.transport.is_ended
+
+
+async def test_fetch_over_a_lost_link_fails() -> None:
+    worker = shaken()
+    before = worker.client.fetch("a" * 64, 6)
+    worker.client.connection_lost(None)
+    for future in (before, worker.client.fetch("b" * 64, 6)):
+        with pytest.raises(WorkerLost):
+            await future
