@@ -24,6 +24,7 @@ INT32_MAX: Final = 2**31 - 1
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 MAX_LOGPROBS: Final = 20  # OpenAI's limit for chats, and vLLM's default --max-logprobs
+NO_SEED: Final = -1  # vLLM: the same as no seed
 GREEDY_BELOW: Final = 1e-5  # vLLM treats smaller temperatures as greedy
 MAX_CACHE_SALT_CHARS: Final = 128
 CACHE_SALT_FORBIDDEN: Final = frozenset("@/\\\0")  # vLLM: they would escape into cache keys and paths
@@ -172,7 +173,6 @@ _PLAIN: Final = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
-    "seed",
     "ignore_eos",
     "watermarking",
 )
@@ -231,6 +231,10 @@ def _check_combinations(body: SamplingFields, n: int, max_tokens: int | None, li
         raise InvalidRequest(
             f"'n' must be 1 when 'temperature' is 0 (all choices would be equal), got {n}.", "n"
         )
+    if body.seed is not None and body.seed + n - 1 > INT64_MAX:
+        raise InvalidRequest(
+            f"'seed' + 'n' - 1 must be at most {INT64_MAX}, got {body.seed + n - 1}.", "seed"
+        )
     if max_tokens is not None and body.min_tokens is not None and body.min_tokens > max_tokens:
         raise InvalidRequest(
             f"'min_tokens' must be at most max_tokens = {max_tokens}, got {body.min_tokens}.", "min_tokens"
@@ -246,11 +250,13 @@ def _sampling(body: SamplingFields, limits: RequestLimits) -> dict[str, Any]:
     """vLLM's sampling parameters that the body gives, and no others."""
     sampling = {name: value for name in _PLAIN if (value := getattr(body, name)) is not None}
     sampling.update((name, int(value)) for name in _INTEGERS if (value := getattr(body, name)) is not None)
+    if body.seed is not None and body.seed != NO_SEED:
+        sampling["seed"] = body.seed
     if body.stop_token_ids:
         sampling["stop_token_ids"] = _token_ids(body.stop_token_ids, "stop_token_ids", limits)
     if body.allowed_token_ids is not None:
         sampling["allowed_token_ids"] = _allowed_token_ids(body.allowed_token_ids, limits)
-    if body.logit_bias:
+    if body.logit_bias is not None:
         sampling["logit_bias"] = _logit_bias(body.logit_bias, limits)
     if body.bad_words:
         sampling["bad_words"] = _bad_words(body.bad_words, limits)

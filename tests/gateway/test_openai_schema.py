@@ -89,6 +89,11 @@ def test_integers_may_be_written_as_floats(name: str, value: float) -> None:
     assert type(read) is int
 
 
+def test_seed_of_minus_one_is_no_seed() -> None:
+    assert "seed" not in parse_chat(chat(seed=-1)).generation.sampling
+    assert parse_chat(chat(seed=0)).generation.sampling["seed"] == 0
+
+
 def test_max_completion_tokens_wins_over_max_tokens() -> None:
     assert parse_chat(chat(max_tokens=5, max_completion_tokens=7)).generation.max_tokens == 7
     assert parse_chat(chat(max_tokens=5)).generation.max_tokens == 5
@@ -215,6 +220,7 @@ BOTH_REFUSE: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 1e300}, "repetition_penalty"),
     ({"seed": 2**63}, "seed"),
     ({"seed": 0.5}, "seed"),
+    ({"seed": 2**63 - 1, "n": 2}, "seed"),
     ({"n": 0}, "n"),
     ({"n": 17}, "n"),
     ({"n": 10**400}, "n"),
