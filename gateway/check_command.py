@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from filters.rules import RuleError, RuleSet, load_rules
 from gateway.cli import BAD_USAGE, FAILED, OK
+from gateway.commands import RULE_PROBLEMS
+from gateway.rule_files import read_all_rules, read_rules
 from gateway.settings import Settings
 from gateway.settings_load import Loaded, SettingsError, load
 from gateway.settings_table import table, values
@@ -40,24 +41,23 @@ def listing(loaded: Loaded) -> Iterator[str]:
 
 
 def rule_problems(settings: Settings) -> Iterator[str]:
-    """What is wrong with the rule files, one line each."""
-    for name in settings.text.rules:
+    """What is wrong with the rule files, one line each; what is wrong between them, if each alone is fine."""
+    text, num_problems = settings.text, 0
+    for names in (*((name,) for name in text.rules), text.rules):
+        if num_problems and names is text.rules:
+            return
         try:
-            read_rules(Path(name), settings.text.rules_action)
-        except (RuleError, OSError, UnicodeDecodeError) as error:
+            read_all_rules(names, text.rules_action)
+        except RULE_PROBLEMS as error:
+            num_problems += 1
             yield f"rules: {error}"
-
-
-def read_rules(path: Path, action: str) -> RuleSet:
-    """The rules of one file. Raises `RuleError`, `OSError`, `UnicodeDecodeError`."""
-    return load_rules(path.expanduser().read_text(encoding="utf-8"), str(path), action)
 
 
 def main_rules(given: Mapping[str, Any]) -> int:
     """`rules check FILE`."""
     try:
         rules = read_rules(Path(given["file"]), Settings().text.rules_action)
-    except (RuleError, OSError, UnicodeDecodeError) as error:
+    except RULE_PROBLEMS as error:
         print(f"headrace: {error}", file=sys.stderr)
         return FAILED
     size = f"{len(rules)} rules, {rules.num_keywords} keywords, fingerprint {rules.fingerprint[:12]}"

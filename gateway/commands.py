@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
+from filters.rules import RuleError
 from gateway.cli import BAD_USAGE, FAILED
 from gateway.listen import ListenError
 from gateway.settings import Settings
 from gateway.settings_load import SettingsError, load
 
+RULE_PROBLEMS: Final = (RuleError, OSError, UnicodeDecodeError)
+
 
 def with_settings(flags: Mapping[str, Any], run: Callable[[Settings], int]) -> int:
-    """The exit code of `run`. Bad settings and a taken address are told in plain lines, not as a
-    traceback."""
+    """The exit code of `run`. Bad settings and a taken address are told in plain lines, without a traceback."""
     try:
         return run(load(flags).settings)
     except SettingsError as error:
         for problem in error.problems:
-            print(f"headrace: {problem}", file=sys.stderr)
+            say(problem)
         return BAD_USAGE
     except ListenError as error:
-        print(f"headrace: {error}", file=sys.stderr)
+        say(str(error))
         return FAILED
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    print(f"headrace: {text}", file=sys.stderr, flush=True)

@@ -66,7 +66,7 @@ def run_worker(settings: Settings, orders: Orders) -> int:
     """The worker of `headrace serve`."""
     from gateway.run_worker import run
 
-    return run(settings, lambda: tell_ready(orders))
+    return run(settings)
 
 
 def sockets_of(settings: Settings, orders: Orders) -> list[socket.socket]:

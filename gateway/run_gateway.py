@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway import listen
-from gateway.commands import with_settings
+from gateway.cli import FAILED
+from gateway.commands import RULE_PROBLEMS, say, with_settings
 from gateway.process import Orders
 from gateway.server import run
 from gateway.settings import Http, Settings
 from gateway.settings_load import SettingsError, plain
 from gateway.settings_table import with_values
 from gateway.supervisor import Child, Program, Supervisor
+
+log = logging.getLogger("headrace.gateway")
 
 # What a drain may take beyond its limit: error frames, closing connections, the interpreter's end.
 _STOP_MARGIN_S: Final = 15.0
@@ -36,8 +39,12 @@ def serve(settings: Settings, sockets: list[socket.socket], started: Callable[[]
     """One gateway process, until a signal ends it; the exit code."""
     from gateway.app import build_app
 
-    app = build_app(settings)
-    return run(app, app.state.gateway, settings, sockets, started)
+    try:
+        app = build_app(settings)
+    except RULE_PROBLEMS as error:  # of the rule files, and of the link's TLS files
+        say(str(error))
+        return FAILED
+    return run(app, app.gateway, settings, sockets, started)
 
 
 def main_gateway(flags: Mapping[str, Any]) -> int:
@@ -65,13 +72,19 @@ def _run_several(settings: Settings) -> int:
 
 
 async def supervise(supervisor: Supervisor, telling: Coroutine[Any, Any, None]) -> int:
-    """Run the children; `telling` runs beside them, and what it tells never ends them."""
+    """Run the children; `telling` runs beside them, and what goes wrong in it never ends them."""
     task = asyncio.create_task(telling)
+    task.add_done_callback(_log_failure)
     try:
         return await supervisor.run()
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("cannot tell whether the gateway is ready", exc_info=error)
 
 
 def gateway_programs(
@@ -145,13 +158,9 @@ async def _announce_when_ready(children: Sequence[Child], settings: Settings, ur
 def announce(settings: Settings, url: str) -> None:
     """Where the gateway listens, for a person. Warns of an address that everyone can use."""
     http, num = settings.http, settings.http.processes
-    _say(f"listening on {url}" + (f" with {num} processes" if num > 1 else ""))
+    say(f"listening on {url}" + (f" with {num} processes" if num > 1 else ""))
     if http.uds is None and not settings.access.api_key and http.host not in _LOOPBACK:
-        _say(f"warning: {http.host} without --api-key: whoever reaches it can use it")
-
-
-def _say(text: str) -> None:
-    print(f"headrace: {text}", file=sys.stderr, flush=True)
+        say(f"warning: {http.host} without --api-key: whoever reaches it can use it")
 
 
 def set_up_logging(level: str) -> None:

@@ -58,24 +58,23 @@ def _worker_program(settings: Settings) -> Program:
 
 
 async def _tell_when_ready(supervisor: Supervisor, settings: Settings, url: str) -> None:
-    while not await asyncio.to_thread(_is_ready, url):  # noqa: ASYNC110 - it asks another process
+    for child in supervisor.children[:-1]:
+        await child.ready.wait()
+    while (model := await asyncio.to_thread(_first_model, url, settings)) is None:  # noqa: ASYNC110 - of another process
         await asyncio.sleep(_POLL_S)
     supervisor.children[-1].ready.set()
-    model = await asyncio.to_thread(_first_model, url, settings)
     print(welcome(settings, url, model), file=sys.stderr, flush=True)
 
 
-def _is_ready(url: str) -> bool:
-    try:
-        return _get(url, "/ready", {})[0] == 200
-    except (OSError, http.client.HTTPException):
-        return False
-
-
-def _first_model(url: str, settings: Settings) -> str:
+def _first_model(url: str, settings: Settings) -> str | None:
+    """A model that is ready, if there is one."""
     keys = settings.access.api_key
-    headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
-    return str(json.loads(_get(url, "/v1/models", headers)[1])["data"][0]["id"])
+    try:
+        status, body = _get(url, "/v1/models", {"authorization": f"Bearer {keys[0]}"} if keys else {})
+    except (OSError, http.client.HTTPException):
+        return None
+    models = json.loads(body)["data"] if status == http.HTTPStatus.OK else []
+    return str(models[0]["id"]) if models else None
 
 
 def _get(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:

@@ -128,7 +128,7 @@ def test_engine_arguments_in_a_variable_are_split_as_a_shell_does(monkeypatch: p
         ("heartbeat_s", "11", "a number over 0 and at most 10, in s"),
         ("max_n", "0", "a whole number of at least 1, in choices"),
         ("log_level", "loud", "one of debug, info, warning, error"),
-        ("log_text", "maybe", "true or false"),
+        ("scripted", "maybe", "true or false"),
         ("uds", "", "a path"),
         ("host", "", "a text"),
         ("api_key", [""], "one or more texts"),
