@@ -160,7 +160,7 @@ def _to_part(part: str | dict[str, Any], param: str) -> dict[str, str]:
 
 
 def _bad_part(kind: object, param: str) -> InvalidRequest:
-    if kind in MEDIA_PARTS:
+    if isinstance(kind, str) and kind in MEDIA_PARTS:
         return InvalidRequest(f"'{param}' is of type {show(kind)}, but this model takes text only.", param)
     allowed = ", ".join(TEXT_PARTS)
     return InvalidRequest(f"'{param}.type' must be one of {allowed}; got {show(kind)}.", f"{param}.type")

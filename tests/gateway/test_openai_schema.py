@@ -313,6 +313,7 @@ CHAT_REFUSES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
     ({"messages": [MESSAGE, MESSAGE, {"role": "user", "content": [3]}]}, "messages[2].content[0]"),
     ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
@@ -480,24 +481,46 @@ JUNK: list[Any] = [
 ]  # fmt: skip
 
 
+TOOL_CHAT = CHAT | {
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "b"},
+    ],
+    "tools": [TOOL],
+    "tool_choice": "none",
+}
+
+
 def test_fuzzed_bodies_only_ever_raise_client_errors() -> None:
     rng = random.Random(20260)
-    names = sorted(
-        {*FIELDS, *(name for fields, _ in BOTH_REFUSE + CHAT_REFUSES + COMPLETION_REFUSES for name in fields)}
-    )
+    patches = [fields for fields, _ in BOTH_REFUSE + CHAT_REFUSES + COMPLETION_REFUSES]
+    names = sorted(set(FIELDS).union(*patches))
     accepted = 0
-    for _ in range(4000):
-        parse, base = rng.choice([(parse_chat, CHAT), (parse_completion, COMPLETION)])
-        body = json.loads(json.dumps(base))
-        for _ in range(rng.randint(0, 3)):
+    for _ in range(12_000):
+        parse, base = rng.choice(
+            [(parse_chat, CHAT), (parse_chat, TOOL_CHAT), (parse_completion, COMPLETION)]
+        )
+        body = copy.deepcopy(base)
+        for _ in range(rng.choice([0, 0, 1])):
+            body |= copy.deepcopy(rng.choice(patches))
+        for _ in range(rng.choice([0, 0, 1, 2])):
             body[rng.choice(names)] = copy.deepcopy(rng.choice(JUNK))
-        if rng.random() < 0.3 and isinstance(body.get("messages"), list) and body["messages"]:
-            body["messages"][0] = {
-                rng.choice(["role", "content", "tool_calls", "name"]): rng.choice(JUNK),
-                **MESSAGE,
-            }
+        for _ in range(rng.choice([0, 1, 2])):
+            replace_somewhere(body, rng)
         accepted += accepts(parse, mutate(encode(body), rng))
-    assert 400 < accepted < 3600  # the seed exercises both ways
+    assert 500 < accepted < 10_000  # the seed exercises both ways
+
+
+def replace_somewhere(node: Any, rng: random.Random) -> None:
+    """Put junk in the place of one value, at any depth."""
+    while True:
+        keys = list(node) if isinstance(node, dict) else range(len(node))
+        key = rng.choice(keys)
+        if not node[key] or not isinstance(node[key], (dict, list)) or rng.random() < 0.2:
+            node[key] = copy.deepcopy(rng.choice(JUNK))
+            return
+        node = node[key]
 
 
 def mutate(body: bytes, rng: random.Random) -> bytes:
