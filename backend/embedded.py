@@ -5,7 +5,7 @@
     <cache>/models/.work-…/                 half-finished work of this or of an ended start
 
 A folder counts only with a manifest whose sizes and hashes agree. The manifest is written last and the folder
-moved into place by one rename, so nothing half-finished is ever used; whoever finds a bad folder makes it anew.
+moved into place by one rename: nothing half-finished is ever used; whoever finds a bad folder makes it anew.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from backend.link import FileInfo
 
-# What makes a prompt's text into ids: the fingerprint covers these. `tokenizer_config.json` is one of them: it
+# What makes a prompt's text into ids: the fingerprint covers these. `tokenizer_config.json` is among them: it
 # may hold the chat template and says which special tokens are added.
 TOKENIZER_FILES: Final = (
     "tokenizer.json",

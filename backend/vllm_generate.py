@@ -1,0 +1,137 @@
+"""The generate path: `AsyncLLM.generate`, vLLM's public way, one task per stream. 23 us per token.
+
+The fallback for vLLM versions whose engine core batches have not been tested; see `vllm_steps`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from backend.link import Extra
+from backend.ports import EngineEvents, Job, Key, Output
+from backend.vllm_request import engine_prompt, is_slow, refusal, sampling_params
+
+
+class GeneratePath:
+    """`vllm_path.TokenPath` over `AsyncLLM.generate`."""
+
+    name = "generate"
+
+    def __init__(self, llm: Any, events: EngineEvents) -> None:
+        self.events = events
+        self._llm = llm
+        self._vocab_size = llm.model_config.get_vocab_size()
+        self._numbers = itertools.count()
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._step: list[Output] = []  # what came since the loop last turned: about one engine step
+
+    def start(self) -> None:
+        """Nothing reads before the first job."""
+
+    def submit(self, key: Key, job: Job) -> None:
+        self._tasks[key] = asyncio.create_task(self._run(key, job))
+
+    def abort(self, keys: Sequence[Key]) -> None:
+        known = [key for key in keys if key in self._tasks]
+        task = asyncio.create_task(self._end(known, [self._tasks.pop(key) for key in known]))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *self._aborts]
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _end(self, keys: list[Key], tasks: list[asyncio.Task[None]]) -> None:
+        """Cancelling a generator aborts its request in the engine."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._flush()  # nothing may follow `closed`
+        if keys:
+            self.events.closed(keys)
+
+    async def _run(self, key: Key, job: Job) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        try:
+            prompt, params = await self._prepare(job)
+        except Exception as error:
+            self._fail(key, "rejected", error)
+            return
+        try:
+            await self._stream(key, prompt, params, job.priority)
+        except EngineDeadError as error:
+            self.events.died(f"EngineDeadError: {refusal(error)}")
+        except ValueError as error:  # vLLM's own validation
+            self._fail(key, "rejected", error)
+        except EngineGenerateError as error:
+            self._fail(key, "engine", error.__cause__ or error)
+
+    async def _prepare(self, job: Job) -> tuple[Any, Any]:
+        def prepare() -> tuple[Any, Any]:
+            return engine_prompt(self._llm, job), sampling_params(job.sampling, self._vocab_size)
+
+        return await asyncio.to_thread(prepare) if is_slow(job) else prepare()
+
+    async def _stream(self, key: Key, prompt: Any, params: Any, priority: int) -> None:
+        request_id = str(next(self._numbers))
+        is_first = True
+        async for result in self._llm.generate(prompt, params, request_id, priority=priority):
+            choice = result.outputs[0]
+            extra = _first(result) if is_first else None
+            is_first = False
+            if choice.logprobs:
+                extra = extra or Extra()
+                extra.logprobs = [
+                    _position(token_id, position, params.logprobs)
+                    for token_id, position in zip(choice.token_ids, choice.logprobs, strict=True)
+                ]
+            output = Output(key, list(choice.token_ids), choice.finish_reason, choice.stop_reason, extra)
+            if self._tasks.get(key) is not asyncio.current_task():
+                return  # aborted: this output is nobody's
+            if output.finish is not None:
+                del self._tasks[key]
+            self._add(output)
+
+    def _add(self, output: Output) -> None:
+        if not self._step:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._step.append(output)
+
+    def _flush(self) -> None:
+        outputs, self._step = self._step, []
+        if outputs:
+            self.events.step(outputs)
+
+    def _fail(self, key: Key, kind: str, error: BaseException) -> None:
+        if self._tasks.pop(key, None) is not None:
+            self.events.failed(key, kind, refusal(error))
+
+
+def _first(result: Any) -> Extra:
+    extra = Extra(cached_tokens=result.num_cached_tokens or 0, is_first=True)
+    times = result.metrics  # None with --disable-log-stats
+    if times is not None and times.scheduled_ts:
+        extra.queue_ms = 1e3 * (times.scheduled_ts - times.queued_ts)
+        extra.prefill_ms = 1e3 * (times.first_token_ts - times.scheduled_ts)
+    return extra
+
+
+def _position(token_id: int, position: Any, num_wanted: int | None) -> tuple[list[int], list[float], int]:
+    """One position's mapping {id: Logprob} as the link has it: the sampled token, then the best, by rank."""
+    sampled = position[token_id]
+    best = sorted(position.items(), key=lambda item: item[1].rank)
+    if num_wanted is not None and num_wanted >= 0:
+        best = best[:num_wanted]
+    return (
+        [token_id, *(other for other, _ in best)],
+        [sampled.logprob, *(entry.logprob for _, entry in best)],
+        sampled.rank,
+    )

@@ -1,0 +1,164 @@
+"""One job made into vLLM's terms: the prompt's bytes into ids, the sampling mapping into `SamplingParams`.
+
+Everything that is wrong with a job is found here, before the engine core sees it: the core does not check,
+and a value that it trips over ends every stream.
+"""
+
+from __future__ import annotations
+
+import array
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from backend.ports import Job
+
+# 0.04 us per id to unpack, and more to check and pack for the engine: longer prompts than this are prepared
+# in a thread, so that no engine step waits for them.
+LONG_PROMPT_TOKENS: Final = 4096
+_INT64: Final = range(-(2**63), 2**63)
+_MAX_MESSAGE_CHARS: Final = 500
+# Fields of SamplingParams that are not a gateway's to set: it finds stop strings and makes text itself, and
+# the link has no place for what the others return.
+_OURS: Final = frozenset(
+    (
+        "detokenize",
+        "output_kind",
+        "stop",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stream_interval",
+        "skip_clone",
+        "output_text_buffer_length",
+        "flat_logprobs",
+        "prompt_logprobs",
+        "prompt_logprob_token_ids",
+        "prompt_logprob_start",
+        "logprob_token_ids",
+        "trace_decode_token_ids",
+        "routed_experts_prompt_start",
+    )
+)
+_GRAMMARS: Final = frozenset(("json", "regex", "choice", "grammar", "json_object", "structural_tag"))
+_GRAMMAR_OPTIONS: Final = frozenset(
+    ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+)
+
+
+class BadJobError(ValueError):
+    """The engine would not take this job; the message names the field."""
+
+
+def is_slow(job: Job) -> bool:
+    """Whether preparing this job takes long enough to keep it off the event loop."""
+    return len(job.ids) > 4 * LONG_PROMPT_TOKENS or "structured_outputs" in job.sampling
+
+
+def prompt_ids(ids: bytes) -> list[int]:
+    """Int32 little-endian bytes as a list. Raises `BadJobError` for a torn id."""
+    if len(ids) % 4:
+        raise BadJobError(f"prompt: {len(ids)} bytes are not a whole number of 4-byte ids")
+    values = array.array("i")
+    values.frombytes(ids)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
+def sampling_params(sampling: Mapping[str, Any], vocab_size: int) -> Any:
+    """vLLM's `SamplingParams`. Raises `BadJobError`, naming the field, or vLLM's own ValueError."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    values = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
+    allowed = SamplingParams.__struct_fields__
+    for name in values:
+        if name not in allowed or name.startswith("_"):
+            raise BadJobError(f"{name[:100]}: this engine has no such sampling parameter")
+        if name in _OURS:
+            raise BadJobError(f"{name}: not for the worker; the gateway does this")
+    _check_numbers(values, vocab_size)
+    if "structured_outputs" in values:
+        _check_structured(values["structured_outputs"])
+    try:
+        params = msgspec.convert(values, SamplingParams, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise BadJobError(_plain(str(error))) from error
+    params.detokenize = False
+    params.output_kind = RequestOutputKind.DELTA
+    return params
+
+
+def engine_prompt(llm: Any, job: Job) -> Any:
+    """The prompt as vLLM's renderer gives it to its engine: ids only, nothing is tokenized."""
+    from vllm.inputs import TokensPrompt
+
+    prompt = TokensPrompt(prompt_token_ids=prompt_ids(job.ids))
+    if job.cache_salt is not None:
+        prompt["cache_salt"] = job.cache_salt
+    return llm.renderer.process_for_engine(prompt, time.time())
+
+
+def engine_request(llm: Any, request_id: str, job: Job, vocab_size: int) -> Any:
+    """The `EngineCoreRequest` of a job. Raises `BadJobError`, or vLLM's own error for what it refuses."""
+    request = llm.input_processor.process_inputs(
+        request_id,
+        engine_prompt(llm, job),
+        sampling_params(job.sampling, vocab_size),
+        supported_tasks=("generate",),
+        priority=job.priority,
+    )
+    request.external_req_id = request_id
+    return request
+
+
+def refusal(error: BaseException) -> str:
+    """An exception's words, of bounded length."""
+    return str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
+
+
+def _check_numbers(values: Mapping[str, Any], vocab_size: int) -> None:
+    """What vLLM lets through and its engine core dies of: numbers for no tensor, ids without a row."""
+    if values.get("n", 1) != 1:
+        raise BadJobError(f"n: a job is one choice, got {values['n']!r}")
+    seed = values.get("seed")
+    if isinstance(seed, int) and seed not in _INT64:
+        raise BadJobError(f"seed: must fit 64 bits, got {seed}")
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        ids = values.get(name)
+        if isinstance(ids, Iterable):
+            _check_ids(name, ids, vocab_size)
+    for name in ("max_tokens", "min_tokens", "top_k", "thinking_token_budget"):
+        value = values.get(name)
+        if isinstance(value, int) and value >= 2**31:
+            raise BadJobError(f"{name}: must be less than {2**31}, got {value}")
+
+
+def _check_ids(name: str, ids: Iterable[Any], vocab_size: int) -> None:
+    for value in ids:
+        try:
+            token_id = int(value)
+        except (TypeError, ValueError):
+            raise BadJobError(f"{name}: expected token ids, got {type(value).__name__}") from None
+        if not 0 <= token_id < vocab_size:
+            raise BadJobError(f"{name}: token id {token_id} is outside the vocabulary of {vocab_size}")
+
+
+def _check_structured(value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise BadJobError(f"structured_outputs: expected an object, got {type(value).__name__}")
+    for name in value:
+        if name not in _GRAMMARS and name not in _GRAMMAR_OPTIONS:
+            raise BadJobError(f"structured_outputs: unknown field {str(name)[:100]}")
+    given = sorted(name for name in _GRAMMARS if value.get(name) is not None)
+    if len(given) != 1:
+        raise BadJobError(f"structured_outputs: exactly one kind of constraint is allowed, got {len(given)}")
+
+
+def _plain(message: str) -> str:
+    """msgspec's "Expected `float`, got `str` - at `$.temperature`" with the field first."""
+    what, _, path = message.partition(" - at `$.")
+    return f"{path.rstrip('`')}: {what}" if path else message

@@ -1,0 +1,204 @@
+"""The step path: the engine core's batches, read directly. 7 us per token; `generate` takes 23.
+
+The engine core (a process of its own) sends one batch per step with every stream's new tokens. vLLM's own
+front end unpacks it into one queue and one task per stream; here the batch goes to the link as it is. The
+names used are semi-internal, so the path is used only for versions that were tested and after a probe; see
+`vllm_engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from backend.link import Extra
+from backend.ports import EngineEvents, Job, Key, Output
+from backend.vllm_metrics import StepRecorder
+from backend.vllm_request import engine_request, is_slow, refusal
+
+logger = logging.getLogger(__name__)
+
+_QUEUED: Final = 1  # EngineCoreEventType
+_SCHEDULED: Final = 2
+
+
+class StepRequest:
+    """One job in the engine's hands. Mutable: touched once per token."""
+
+    __slots__ = ("figures", "is_first", "is_resent", "is_sent", "job", "key", "num_cached", "request")
+
+    def __init__(self, key: Key, job: Job, figures: Any) -> None:
+        self.key = key
+        self.job = job
+        self.figures = figures  # vLLM's RequestStateStats
+        self.request: Any = None  # vLLM's EngineCoreRequest, once prepared
+        self.is_first = True  # no output yet
+        self.is_sent = False
+        self.is_resent = False
+        self.num_cached = 0
+
+
+class StepPath:
+    """`vllm_path.TokenPath` over `AsyncLLM.engine_core`, whose own output handler must not run."""
+
+    name = "steps"
+
+    def __init__(self, llm: Any, events: EngineEvents) -> None:
+        self.events = events
+        self._llm = llm
+        self._core = llm.engine_core
+        self._mm_cache = llm.renderer.mm_processor_cache  # None for a text model
+        self._vocab_size = llm.model_config.get_vocab_size()
+        self._recorder = StepRecorder(llm)
+        self._numbers = itertools.count()
+        self._ids: dict[Key, str] = {}
+        self._requests: dict[str, StepRequest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._spawn(self._read())
+
+    def submit(self, key: Key, job: Job) -> None:
+        request_id = self._ids[key] = str(next(self._numbers))
+        self._requests[request_id] = StepRequest(key, job, self._recorder.request(time.time()))
+        self._spawn(self._send(request_id))
+
+    def abort(self, keys: Sequence[Key]) -> None:
+        """From now on nothing is reported for these but `closed`, once the engine core was told."""
+        known = [key for key in keys if key in self._ids]
+        request_ids = [self._ids.pop(key) for key in known]
+        sent = [request_id for request_id in request_ids if self._requests.pop(request_id).is_sent]
+        self._spawn(self._tell_abort(known, sent))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        self._ids.clear()
+        self._requests.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- to the engine -------------------------------------------------------------------------------------
+
+    async def _send(self, request_id: str) -> None:
+        entry = self._requests.get(request_id)
+        if entry is None:  # aborted before it began
+            return
+        try:
+            arguments = (self._llm, request_id, entry.job, self._vocab_size)
+            if is_slow(entry.job):
+                request = await asyncio.to_thread(engine_request, *arguments)
+            else:
+                request = engine_request(*arguments)
+        except Exception as error:
+            self._fail(request_id, "rejected", refusal(error))
+            return
+        if request_id in self._requests:
+            entry.request = request
+            entry.is_sent = True  # before the wait: messages to the core keep their order
+            await self._core.add_request_async(request)
+
+    async def _tell_abort(self, keys: list[Key], request_ids: list[str]) -> None:
+        if request_ids:
+            await self._core.abort_requests_async(request_ids)
+        if keys:
+            self.events.closed(keys)
+
+    def _fail(self, request_id: str, kind: str, message: str) -> None:
+        entry = self._requests.pop(request_id, None)
+        if entry is not None:
+            del self._ids[entry.key]
+            self.events.failed(entry.key, kind, message)
+
+    # -- from the engine -----------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            batch = await self._core.get_output_async()
+            outputs = self._sort(batch)
+            if outputs:
+                self.events.step(outputs)
+
+    def _sort(self, batch: Any) -> list[Output]:
+        """A step's outputs by key. Outputs of aborted requests are nobody's any more."""
+        recorder, step_s = self._recorder, batch.timestamp
+        outputs: list[Output] = []
+        recorder.begin()
+        for item in batch.outputs:
+            entry = self._requests.get(item.request_id)
+            if entry is None or (item.mm_cache_miss_hashes and self._resend(item, entry)):
+                continue
+            recorder.output(item, step_s, entry.is_first, entry.figures)
+            extra = _first(item, entry, step_s) if entry.is_first else None
+            if item.new_logprobs is not None:
+                extra = extra or Extra()
+                extra.logprobs = _logprobs(item.new_logprobs, entry.request.sampling_params.logprobs)
+            finish = None
+            if item.finish_reason is not None:
+                finish = str(item.finish_reason)
+                recorder.finished(item, entry.request, entry.num_cached, entry.figures)
+                del self._requests[item.request_id], self._ids[entry.key]
+            outputs.append(Output(entry.key, item.new_token_ids, finish, item.stop_reason, extra))
+        recorder.end(batch)
+        return outputs
+
+    def _resend(self, item: Any, entry: StepRequest) -> bool:
+        """The engine has lost images that went by hash only: forget that it had them, send once more."""
+        for digest in item.mm_cache_miss_hashes:
+            self._mm_cache.invalidate(digest)
+        if entry.is_resent:
+            return False
+        logger.info("the engine has lost %d cached images; sending again", len(item.mm_cache_miss_hashes))
+        entry.is_resent = True
+        request_id = self._ids[entry.key] = str(next(self._numbers))
+        del self._requests[item.request_id]
+        self._requests[request_id] = entry
+        entry.is_sent = False
+        self._spawn(self._send(request_id))
+        return True
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Whatever a task could not handle means that the engine, or what we know of it, is broken."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.events.died(f"{type(error).__name__}: {refusal(error)}")
+
+
+def _first(item: Any, entry: StepRequest, step_s: float) -> Extra:
+    """What comes with the first output. Both clocks are the engine core's, so the differences are sound."""
+    entry.is_first = False
+    if item.prefill_stats is not None:
+        entry.num_cached = item.prefill_stats.num_cached_tokens
+    times = {int(event.type): event.timestamp for event in reversed(item.events or ())}
+    scheduled_s = times.get(_SCHEDULED, step_s)
+    return Extra(
+        cached_tokens=entry.num_cached,
+        queue_ms=1e3 * (scheduled_s - times.get(_QUEUED, scheduled_s)),
+        prefill_ms=1e3 * (step_s - scheduled_s),
+        is_first=True,
+    )
+
+
+def _logprobs(arrays: Any, num_wanted: int | None) -> list[tuple[list[int], list[float], int]]:
+    """Per position: ids and logprobs of the sampled token, then of the best; and the sampled one's rank.
+
+    The arrays are as wide as the widest request of the batch.
+    """
+    width = None if num_wanted is None or num_wanted < 0 else num_wanted + 1
+    return list(
+        zip(
+            arrays.logprob_token_ids[:, :width].tolist(),
+            arrays.logprobs[:, :width].tolist(),
+            arrays.sampled_token_ranks.tolist(),
+            strict=True,
+        )
+    )
