@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -16,7 +17,7 @@ RULE_PROBLEMS: Final = (RuleError, OSError, UnicodeDecodeError)
 
 
 def with_settings(flags: Mapping[str, Any], run: Callable[[Settings], int]) -> int:
-    """The exit code of `run`. Bad settings and a taken address are told in plain lines, without a traceback."""
+    """The exit code of `run`. Bad settings and a taken address are told in plain lines, not a traceback."""
     try:
         return run(load(flags).settings)
     except SettingsError as error:
@@ -31,3 +32,10 @@ def with_settings(flags: Mapping[str, Any], run: Callable[[Settings], int]) -> i
 def say(text: str) -> None:
     """A line for the person at the terminal."""
     print(f"headrace: {text}", file=sys.stderr, flush=True)
+
+
+def set_up_logging(level: str) -> None:
+    """Log lines go to standard error; of uvicorn's only warnings."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=form, stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

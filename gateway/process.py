@@ -47,7 +47,7 @@ def start(roles: Mapping[str, Role]) -> int:
     """Read the orders and do them; the exit code."""
     orders = Orders(**json.loads(_read_line(0)))
     _die_with_parent(orders)
-    from gateway.run_gateway import set_up_logging
+    from gateway.commands import set_up_logging
     from gateway.settings_load import restore
 
     settings = dataclasses.replace(restore(orders.settings), process=Process(orders.index))
@@ -66,7 +66,7 @@ def run_worker(settings: Settings, orders: Orders) -> int:
     """The worker of `headrace serve`."""
     from gateway.run_worker import run
 
-    return run(settings)
+    return run(settings, lambda: tell_ready(orders))
 
 
 def sockets_of(settings: Settings, orders: Orders) -> list[socket.socket]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gateway import listen
 from gateway.cli import FAILED
-from gateway.commands import RULE_PROBLEMS, say, with_settings
+from gateway.commands import RULE_PROBLEMS, say, set_up_logging, with_settings
 from gateway.process import Orders
 from gateway.server import run
 from gateway.settings import Http, Settings
@@ -161,10 +161,3 @@ def announce(settings: Settings, url: str) -> None:
     say(f"listening on {url}" + (f" with {num} processes" if num > 1 else ""))
     if http.uds is None and not settings.access.api_key and http.host not in _LOOPBACK:
         say(f"warning: {http.host} without --api-key: whoever reaches it can use it")
-
-
-def set_up_logging(level: str) -> None:
-    """Log lines go to standard error; of uvicorn's only warnings."""
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=level.upper(), format=form, stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway import listen
-from gateway.commands import with_settings
+from gateway.commands import set_up_logging, with_settings
 from gateway.http_client import open_connection
 from gateway.process import Orders
-from gateway.run_gateway import CHILD_COMMAND, bound, gateway_programs, run_folder, set_up_logging, supervise
+from gateway.run_gateway import CHILD_COMMAND, bound, gateway_programs, run_folder, supervise
 from gateway.settings import Settings
 from gateway.settings_load import plain
 from gateway.settings_table import with_values

@@ -1,75 +1,74 @@
-"""`headrace worker`: settings into the options of a worker, which `backend/` runs."""
+"""`headrace worker`: settings into the options of a worker, which `backend/worker.py` runs."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gateway.cli import FAILED, OK
-from gateway.commands import say, with_settings
+from gateway.cli import FAILED
+from gateway.commands import say, set_up_logging, with_settings
 from gateway.link_tls import server_tls
 from gateway.settings import Settings
-from gateway.settings_load import SettingsError
+
+if TYPE_CHECKING:
+    from backend.scripted import ScriptedOptions
+    from backend.worker import WorkerOptions
 
 
 def main_worker(flags: Mapping[str, Any]) -> int:
-    return with_settings(flags, run_worker)
+    return with_settings(flags, run)
 
 
-def run_worker(settings: Settings) -> int:
-    """`headrace worker`, until a signal or the engine's end; the exit code."""
-    if settings.engine.model is None and not settings.scripted.scripted:
-        raise SettingsError(["model is missing: what should the worker serve?"])
-    return run(settings)
-
-
-def run(settings: Settings) -> int:
-    """A worker with the settings' model; without one, with the embedded model."""
-    if settings.scripted.scripted:
-        return _run_scripted(settings)
-    say("a worker with vLLM is not there yet")
-    return FAILED
-
-
-def _run_scripted(settings: Settings) -> int:
-    from backend.scripted import serve_scripted
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        for each in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(each, stop.set)
-        await serve_scripted(options, stop)
+def run(settings: Settings, on_ready: Callable[[], None] | None = None) -> int:
+    """A worker, until a signal or its engine's end; the exit code. `on_ready`: it takes jobs now."""
+    set_up_logging(settings.general.log_level)
+    from backend.worker import run_worker
 
     try:
-        options = scripted_options(settings)
-        asyncio.run(serve())
-    except (ValueError, OSError) as error:  # AddressError and ScriptError are such
+        options = worker_options(settings)
+    except (ValueError, OSError) as error:  # values that do not go together, and TLS files
         say(str(error))
         return FAILED
-    return OK
+    return run_worker(options, on_ready)
 
 
-def scripted_options(settings: Settings) -> Any:
-    """The scripted worker's options. Raises `ValueError` for values that do not go together."""
+def worker_options(settings: Settings) -> WorkerOptions:
+    """Raises `ValueError`, and `OSError` for TLS files that cannot be used."""
+    from backend.worker import WorkerOptions
+
+    engine, secret = settings.engine, settings.link.link_secret
+    return WorkerOptions(
+        listen=engine.listen,
+        cache_dir=settings.general.cache.expanduser(),
+        model=engine.model,
+        served_model_names=engine.served_model_name,
+        max_model_len=engine.max_model_len,
+        engine_args=engine.engine_args,
+        engine_path=engine.engine_path,
+        scripted=_scripted_options(settings) if settings.scripted.scripted else None,
+        secret=secret.encode() if secret else None,
+        tls=server_tls(settings.link),
+        max_waiting=engine.max_waiting,
+        http_host=engine.metrics_host,
+        http_port=engine.metrics_port,
+        drain_s=settings.http.drain_limit_s,
+    )
+
+
+def _scripted_options(settings: Settings) -> ScriptedOptions:
     from backend.scripted import Faults, ScriptedOptions
 
     scripted, engine = settings.scripted, settings.engine
     assert scripted.tokenizer is not None, "the settings' check has refused that"
     options = ScriptedOptions(
         tokenizer=Path(scripted.tokenizer).expanduser(),
-        listen=engine.listen,
-        model_names=engine.served_model_name or ("scripted",),
-        secret=settings.link.link_secret.encode() if settings.link.link_secret else None,
-        tls=server_tls(settings.link),
         step_ms=scripted.step_ms,
         jitter_ms=scripted.jitter_ms,
         prefill_ms_per_1k=scripted.prefill_ms_per_1k,
         max_running=scripted.max_running,
-        max_waiting=scripted.max_waiting,
+        max_waiting=engine.max_waiting,
         block_size=scripted.block_size,
         seed=scripted.seed,
         script=scripted.script,
@@ -80,4 +79,6 @@ def scripted_options(settings: Settings) -> Any:
             slow_write_bytes_per_s=scripted.slow_write_bytes_per_s,
         ),
     )
+    if engine.served_model_name:
+        options = replace(options, model_names=engine.served_model_name)
     return options if engine.max_model_len is None else replace(options, max_model_len=engine.max_model_len)

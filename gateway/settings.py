@@ -100,6 +100,7 @@ class Http:
             "s",
             at_least=0,
             flags=("--shutdown-timeout",),
+            commands=ALL,
         ),
     ] = 30.0
 
@@ -215,7 +216,7 @@ class Engine:
     COMMANDS: ClassVar = ENGINE
 
     model: Annotated[
-        str | None, About("model folder or hub name; `serve` without it takes the embedded model")
+        str | None, About("model folder or hub name; without it the embedded model is served")
     ] = None
     served_model_name: Annotated[tuple[str, ...], About("name that clients use; repeat for several")] = ()
     max_model_len: Annotated[
@@ -229,14 +230,21 @@ class Engine:
     ] = "tcp://127.0.0.1:7400"
     metrics_host: Annotated[str, About("address of the worker's own /metrics and /health")] = "127.0.0.1"
     metrics_port: Annotated[
-        int | None,
+        int,
         About(
             "port of the worker's own /metrics and /health; 0 takes a free one",
             "port",
             at_least=0,
             at_most=65535,
         ),
-    ] = None
+    ] = 0
+    max_waiting: Annotated[
+        int, About("requests without a first token that the worker takes", "requests", at_least=0)
+    ] = 1024
+    engine_path: Annotated[
+        Literal["auto", "steps", "generate"],
+        About("how tokens leave vLLM: step batches, its generate(), or the first where it works"),
+    ] = "auto"
     engine_args: Annotated[
         tuple[str, ...], About("vLLM engine arguments; on the command line everything after `--`")
     ] = ()
@@ -260,7 +268,6 @@ class Scripted:
     jitter_ms: Annotated[float, About("random part of a step's time", "ms", at_least=0)] = 0.0
     prefill_ms_per_1k: Annotated[float, About("prefill time per 1,000 prompt tokens", "ms", at_least=0)] = 5.0
     max_running: Annotated[int, About("requests that run at the same time", "requests", at_least=1)] = 4096
-    max_waiting: Annotated[int, About("requests that wait for that", "requests", at_least=0)] = 1024
     block_size: Annotated[int, About("block of its simulated prefix cache", "tokens", at_least=1)] = 16
     seed: Annotated[int, About("seed of its tokens", "number", at_least=0)] = 0
     die_after_tokens: Annotated[
