@@ -37,6 +37,13 @@ MEDIA_PARTS: Final = frozenset(
         "file",
     }
 )
+# Fields of a message that are known and not served, and what to use instead.
+UNSUPPORTED: Final = {
+    "audio": "",
+    "function_call": "; use 'tool_calls'",
+    "task": "",
+    "tools": "; use the request's 'tools'",
+}
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -71,9 +78,10 @@ class Message(msgspec.Struct, kw_only=True):
         str | None, Meta(description="The assistant's reasoning, for templates that show it.")
     ] = None
     reasoning_content: Annotated[str | None, Meta(description="An older name of reasoning.")] = None
-    tools: Annotated[list[dict[str, Any]] | None, Meta(description="Of a developer message.")] = None
-    task: str | None = None
+    audio: Any = None
     function_call: Any = None
+    task: Any = None
+    tools: Any = None
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -104,29 +112,28 @@ def to_messages(messages: list[Message], max_depth: int) -> tuple[dict[str, Any]
 
 
 def _to_message(message: Message, param: str, max_depth: int) -> dict[str, Any]:
-    role = message.role
-    out: dict[str, Any] = {"role": role, "content": _content(message, param)}
-    if role == "assistant":
+    _refuse_unsupported(message, param)
+    out: dict[str, Any] = {"role": message.role, "content": _content(message, param)}
+    if message.role == "assistant":
         _add_assistant_fields(out, message, param, max_depth)
-    elif role == "tool" and message.tool_call_id is not None:
+    if message.role == "tool" and message.tool_call_id is not None:
         out["tool_call_id"] = message.tool_call_id
-    elif role == "developer" and message.tools is not None:
-        check_depth(message.tools, max_depth, f"{param}.tools")
-        out["tools"] = message.tools
     if message.name is not None:
         out["name"] = message.name
-    if message.task is not None:
-        out["task"] = message.task
     return out
 
 
+def _refuse_unsupported(message: Message, param: str) -> None:
+    for name, hint in UNSUPPORTED.items():
+        if getattr(message, name) is not None:
+            raise InvalidRequest(
+                f"'{param}.{name}' is not supported by this server{hint}.",
+                f"{param}.{name}",
+                "unsupported_field",
+            )
+
+
 def _add_assistant_fields(out: dict[str, Any], message: Message, param: str, max_depth: int) -> None:
-    if message.function_call is not None:
-        raise InvalidRequest(
-            f"'{param}.function_call' is not supported by this server; use 'tool_calls'.",
-            f"{param}.function_call",
-            "unsupported_field",
-        )
     if message.tool_calls:
         out["tool_calls"] = [
             _to_tool_call(call, f"{param}.tool_calls[{index}]", max_depth)

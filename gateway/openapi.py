@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.answer_schema import ChatChunk, ChatCompletion, Completion, ErrorDocument
+from gateway.chat_messages import UNSUPPORTED as UNSUPPORTED_IN_MESSAGES
 from gateway.openai_schema import ChatBody, CompletionBody, RequestLimits
 from gateway.unsupported_fields import NAMES as UNSUPPORTED
 
@@ -164,6 +165,8 @@ def _schemas(limits: RequestLimits) -> Json:
     schemas = {name: _simplify(schema) for name, schema in _components(bodies).items()}
     for body in bodies:
         _describe_body(schemas[body.__name__], limits)
+    for name in UNSUPPORTED_IN_MESSAGES:
+        del schemas["Message"]["properties"][name]
     return schemas | _components([*answers, ErrorDocument])
 
 

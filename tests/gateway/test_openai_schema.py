@@ -327,6 +327,8 @@ CHAT_REFUSES: list[tuple[dict[str, Any], str]] = [
         "messages[0].tool_calls[0].type",
     ),
     ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
+    ({"messages": [{"role": "developer", "content": "x", "tools": []}]}, "messages[0].tools"),
+    ({"messages": [MESSAGE | {"task": "x"}]}, "messages[0].task"),
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
