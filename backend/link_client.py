@@ -70,7 +70,8 @@ class LinkHandle:
 class LinkClient(asyncio.Protocol):
     """The protocol object. Make one with `open_link`, await `welcomed()`, then `submit`.
 
-    `ended` is done, with the reason, when the connection is over. `on_stats` is called for each heartbeat.
+    `ended` is done, with the reason, when the connection is over, and `on_end` is called with it before any sink
+    is told. `on_stats` is called for each heartbeat.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class LinkClient(asyncio.Protocol):
         name: str,
         limits: ClientLimits | None = None,
         on_stats: Callable[[Stats], None] = lambda stats: None,
+        on_end: Callable[[EngineFault], None] = lambda error: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -95,6 +97,7 @@ class LinkClient(asyncio.Protocol):
         self._nonce = secrets.token_bytes(32)
         self._limits = limits or ClientLimits()
         self._on_stats = on_stats
+        self._on_end = on_end
         self._clock = clock
         self._phase = "greeting"  # greeting -> proving -> open -> closed
         self._framer = Framer()
@@ -115,6 +118,11 @@ class LinkClient(asyncio.Protocol):
         if self.ended.done():
             raise self.ended.result()
         return self._welcome.result()
+
+    async def over(self) -> EngineFault:
+        """What ended the link, once it has ended. Cancelling the wait does not touch the link."""
+        await asyncio.wait((self.ended,))
+        return self.ended.result()
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -207,6 +215,7 @@ class LinkClient(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self.ended.set_result(error)
+        self._on_end(error)
         self._uploads = Uploads()
         self._files.fail(error)
         for slot in self.slots.occupied():
@@ -358,12 +367,13 @@ async def open_link(
     name: str = "gateway",
     limits: ClientLimits | None = None,
     on_stats: Callable[[Stats], None] = lambda stats: None,
+    on_end: Callable[[EngineFault], None] = lambda error: None,
 ) -> LinkClient:
     """Connect to a worker; await `welcomed()` on the result. Raises `OSError`, `TimeoutError`."""
     limits = limits or ClientLimits()
 
     def protocol() -> LinkClient:
-        return LinkClient(address, secret, name, limits, on_stats)
+        return LinkClient(address, secret, name, limits, on_stats, on_end)
 
     async with asyncio.timeout(limits.handshake_s):
         _, client = await connect(protocol, address, tls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from pipeline.errors import NoWorker, QueueFull, UnknownModel
 from pipeline.ports import Handle, Sink
 from pipeline.routing import Load, choose
 from pipeline.values import EngineCall, ModelInfo
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["ClientLimits", "PoolSettings", "WorkerPool", "WorkerStatus"]
 
@@ -51,7 +54,9 @@ class WorkerPool:
         """Close every connection; what still runs fails with `WorkerLost` and is aborted by its worker."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                logger.error("a worker's task failed", exc_info=result)
         self._tasks = []
 
     def statuses(self) -> list[WorkerStatus]:

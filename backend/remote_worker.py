@@ -107,6 +107,7 @@ class RemoteWorker:
         self._cache = ModelCache(settings.cache_dir)
         self._rng = rng
         self._num_dropped = 0  # on earlier connections
+        self._has_ended = False  # the present connection, or the attempt at one
 
     async def run(self) -> None:
         """Stay linked until cancelled."""
@@ -168,13 +169,12 @@ class RemoteWorker:
 
     async def _visit(self) -> None:
         """Connect, load, serve, until the connection is over; says in `state` and `reason` how it ended."""
+        self._has_ended = False
         try:
             await self._serve()
         except FingerprintError as error:
             logger.error("refusing a worker: %s", error)
-            self._advance("refuse", str(error))
-        except WorkerStalled as error:
-            self._leave("stalled", str(error))
+            self._leave("refuse", str(error))
         except TimeoutError:
             self._leave("lost", f"no connection within {self._settings.limits.handshake_s:g} s")
         except (OSError, EngineFault) as error:
@@ -183,6 +183,7 @@ class RemoteWorker:
             logger.exception("the model of worker %s cannot be used", self.key)
             self._leave("lost", f"its model cannot be used: {type(error).__name__}: {error}")
         finally:
+            self._has_ended = True
             if self.client is not None:
                 self.client.close()
             self._catalog.leave(self)
@@ -191,7 +192,13 @@ class RemoteWorker:
         """Returns never; raises what ended it."""
         settings = self._settings
         client = await open_link(
-            self.address, settings.secret, settings.tls, settings.gateway, settings.limits, self._heartbeat
+            self.address,
+            settings.secret,
+            settings.tls,
+            settings.gateway,
+            settings.limits,
+            self._heartbeat,
+            self._ended,
         )
         if self.client is not None:
             self._num_dropped += self.client.slots.num_dropped
@@ -205,7 +212,7 @@ class RemoteWorker:
             self._advance("accept", "")
             note = " (scripted: its tokens are made up)" if welcome.scripted else ""
             logger.info("worker %s at %s is ready%s", welcome.worker, self.key, note)
-        raise await client.ended
+        raise await client.over()
 
     def _heartbeat(self, stats: Stats) -> None:
         if self.state is CONNECTING:
@@ -215,7 +222,15 @@ class RemoteWorker:
         elif self.state is DRAINING and stats.accepting:
             self._advance("accept", "")
 
+    def _ended(self, error: EngineFault) -> None:
+        """Known at once, so that a sink that submits again when it is told finds this worker gone."""
+        self._leave("stalled" if isinstance(error, WorkerStalled) else "lost", str(error))
+
     def _leave(self, event: str, reason: str) -> None:
+        """Once per connection: what comes after its end is only an echo."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         if reason != self.reason:
             logger.warning("worker %s: %s", self.key, reason)
         self._advance(event, reason)

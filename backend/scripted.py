@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from backend.address import parse_address
 from backend.link import Stats
 from backend.link_server import LinkServer
-from backend.model_files import read_model_files
+from backend.model_files import ModelFiles, read_model_files
 from backend.ports import EngineEvents, EngineInfo, Job, Key, Output
 from backend.scripted_cache import PrefixCache
 from backend.scripted_faults import Faults, FaultyServer, is_due
@@ -50,13 +50,14 @@ class ScriptedEngine:
     def __init__(self, options: ScriptedOptions) -> None:
         self.num_tokens = 0  # made so far, over all streams
         self._options = options
+        model = read_model_files(options.tokenizer)
         self._tokenizer = Tokenizer.from_file(str(options.tokenizer / "tokenizer.json"))
         self._script = Script.read(options.script, self._tokenizer) if options.script is not None else None
         self.tape = TokenTape(ordinary_ids(self._tokenizer), options.seed)
         self._vocabulary_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         config = _generation_config(options.tokenizer)
         self._eos_ids = _eos_ids(config, options.tokenizer, self._tokenizer)
-        self._info = _info(options, config)
+        self._info = _info(options, model, config)
         self._cache = PrefixCache(options.block_size, max(1, options.kv_tokens // options.block_size))
         self._jitter = random.Random(options.seed)
         self._streams: dict[Key, ScriptedStream] = {}
@@ -253,8 +254,7 @@ async def serve_scripted(options: ScriptedOptions, stop: asyncio.Event, drain_s:
         await server.stop()
 
 
-def _info(options: ScriptedOptions, config: Mapping[str, Any]) -> EngineInfo:
-    model = read_model_files(options.tokenizer)
+def _info(options: ScriptedOptions, model: ModelFiles, config: Mapping[str, Any]) -> EngineInfo:
     return EngineInfo(
         model_names=options.model_names,
         max_model_len=options.max_model_len,

@@ -1,4 +1,4 @@
-"""What the link's tests share: a tiny tokenizer, a sink that remembers, workers and links for the length of a test."""
+"""What the link's tests share: a tiny tokenizer, a sink that remembers, workers and links for one test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from backend import link
 from backend.link import Framer
@@ -24,10 +24,11 @@ EOS_ID = NUM_WORDS
 
 
 def make_tokenizer(folder: Path, num_words: int = NUM_WORDS) -> Path:
-    """A folder with a word-level tokenizer: ids 0 to `num_words` - 1 are w0, w1, …, the next one ends a sequence."""
+    """A folder with a word-level tokenizer: ids are w0, w1, …, and the last one, `</s>`, ends a sequence."""
     folder.mkdir(parents=True, exist_ok=True)
     words = {f"w{number}": number for number in range(num_words)} | {"</s>": num_words}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
@@ -114,7 +115,7 @@ class HandTransport(asyncio.Transport):
 async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
     """Wait for something to become true; fails the test when it does not."""
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 

@@ -1,4 +1,4 @@
-"""The gateway's end: dispatch, aborts, hostile workers, silence. A hand-fed protocol where no socket is needed."""
+"""The gateway's end: dispatch, aborts, hostile workers, silence. No sockets: a hand-fed protocol."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Worker:
         self.stats: list[Stats] = []
         self.now_s = 0.0
         address = Address(path="/nowhere")
-        self.client = LinkClient(address, SECRET, "g", limits, self.stats.append, lambda: self.now_s)
+        self.client = LinkClient(address, SECRET, "g", limits, self.stats.append, clock=lambda: self.now_s)
         self.transport = HandTransport()
         self.client.connection_made(self.transport)
 

@@ -1,7 +1,7 @@
-"""No token ever reaches another stream: random submits, aborts and slot reuses over real sockets, frames in flight.
+"""No token ever reaches another stream: random submits, aborts and slot reuses with frames in flight.
 
-A scripted worker's tokens are a function of the prompt, and every stream here has a prompt of its own, so each
-token can be checked as it comes.
+Over real sockets. A scripted worker's tokens are a function of the prompt, and every stream here has a prompt of
+its own, so each token can be checked as it comes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def storm(server: LinkServer, client: LinkClient, num_operations: int, see
 
 async def check_storm(folder: Path, num_operations: int, seed: int, **options: Any) -> None:
     async with scripted(folder, step_ms=0.0, max_running=64, **options) as server:
-        async with linked(server) as client:
+        async with linked(server) as client:  # noqa: SIM117
             for connection in server._connections:  # a small buffer, so that a pause of the reader is felt
                 sock: Any = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)

@@ -1,4 +1,4 @@
-"""The worker's end: handshake, slots, bounds, slow readers, and every way to end. No sockets: a hand-fed protocol."""
+"""The worker's end: handshake, slots, bounds, slow readers, every way to end. A hand-fed protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from backend.link import (
 from backend.link_server import LinkServer, ServerLimits
 from backend.ports import EngineEvents, EngineInfo, Job, Key, Output
 from backend.server_connection import GatewayConnection
-from tests.backend.linked import HandTransport
+from tests.backend.linked import HandTransport, until
 
 SECRET = b"a shared secret"
 
@@ -164,9 +164,7 @@ async def test_silent_peer_is_turned_away_after_the_handshake_limit(tmp_path: Pa
     server = await make_server(tmp_path, handshake_s=0.02)
     await server.start()
     gateway = Gateway(server)
-    async with asyncio.timeout(5):
-        while not gateway.transport.is_ended:
-            await asyncio.sleep(0.005)
+    await until(lambda: gateway.transport.is_ended)
     await server.stop()
 
 
@@ -443,9 +441,7 @@ async def test_reader_that_stays_slow_is_cut(tmp_path: Path) -> None:
     rig = await make_rig(tmp_path, slow_reader_s=0.02)
     rig.gateway.send(submit(0, 1))
     rig.gateway.connection.pause_writing()
-    async with asyncio.timeout(5):
-        while not rig.gateway.transport.is_ended:
-            await asyncio.sleep(0.005)
+    await until(lambda: rig.gateway.transport.is_ended)
     assert rig.engine.aborted == [rig.engine.key(0)]
     await rig.server.stop()
 

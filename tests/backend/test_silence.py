@@ -40,7 +40,7 @@ async def test_own_stand_still_is_not_blamed_on_a_peer_that_has_written() -> Non
     told: list[float] = []
     silence = Silence(told.append)
     silence.start(0.1)
-    time.sleep(0.3)  # noqa: ASYNC251: the loop stands still
+    time.sleep(0.3)  # noqa: ASYNC251
     asyncio.get_running_loop().call_later(0.01, silence.broken)  # what had arrived is read in the next rounds
     await asyncio.sleep(0.05)
     assert told == []

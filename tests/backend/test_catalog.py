@@ -1,0 +1,105 @@
+"""Who may serve a name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from backend.catalog import Catalog, FingerprintError
+from backend.link import Welcome
+from pipeline.values import ModelInfo
+
+
+def make_welcome(
+    worker: str, names: list[str], fingerprint: str = "f" * 64, max_model_len: int = 4096
+) -> Welcome:
+    return Welcome(b"", worker, names, max_model_len, 16, {"top_p": 0.9}, fingerprint, [], {})
+
+
+class Told:
+    """Counts what `on_model` is told."""
+
+    def __init__(self) -> None:
+        self.infos: list[ModelInfo] = []
+        self.catalog = Catalog(self.on_model)
+
+    async def on_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
+        await asyncio.sleep(0.01)
+        self.infos.append(info)
+
+    async def join(self, worker: str, welcome: Welcome) -> None:
+        async def read_files() -> Mapping[str, bytes]:
+            return {"tokenizer.json": b"{}"}
+
+        await self.catalog.join(worker, welcome, read_files)
+
+
+async def test_model_is_told_once_for_workers_that_join_together() -> None:
+    told = Told()
+    await asyncio.gather(*(told.join(name, make_welcome(name, ["m"])) for name in ("a", "b", "c")))
+    assert [info.name for info in told.infos] == ["m"]
+    assert told.infos[0].default_sampling == {"top_p": 0.9}
+    assert told.catalog.names() == ("m",)
+
+
+async def test_second_fingerprint_of_a_name_is_refused_and_both_sides_are_named() -> None:
+    told = Told()
+    await told.join("a", make_welcome("worker-a", ["m"]))
+    with pytest.raises(
+        FingerprintError, match="worker-b serves 'm' with fingerprint eeee.* worker-a with ffff"
+    ):
+        await told.join("b", make_welcome("worker-b", ["m"], "e" * 64))
+    assert len(told.infos) == 1
+
+
+async def test_two_fingerprints_that_come_together_admit_one() -> None:
+    told = Told()
+    results = await asyncio.gather(
+        told.join("a", make_welcome("a", ["m"])),
+        told.join("b", make_welcome("b", ["m"], "e" * 64)),
+        return_exceptions=True,
+    )
+    assert sorted(type(result).__name__ for result in results) == ["FingerprintError", "NoneType"]
+
+
+async def test_name_may_come_back_as_another_model_when_its_last_worker_has_left() -> None:
+    told = Told()
+    await told.join("a", make_welcome("a", ["m"]))
+    told.catalog.leave("a")
+    await told.join("b", make_welcome("b", ["m"], "e" * 64))
+    assert [info.fingerprint[0] for info in told.infos] == ["f", "e"]
+    info = told.catalog.info("m")
+    assert info is not None
+    assert info.fingerprint == "e" * 64
+
+
+async def test_same_model_that_comes_back_is_not_told_again() -> None:
+    told = Told()
+    for _ in range(2):
+        await told.join("a", make_welcome("a", ["m"]))
+        told.catalog.leave("a")
+    assert len(told.infos) == 1
+    await told.join("a", make_welcome("a", ["m"], max_model_len=8192))
+    assert [info.max_model_len for info in told.infos] == [4096, 8192]
+
+
+async def test_each_served_name_is_a_model() -> None:
+    told = Told()
+    await told.join("a", make_welcome("a", ["m", "alias"]))
+    assert [info.name for info in told.infos] == ["m", "alias"]
+
+
+async def test_model_that_cannot_be_loaded_is_tried_again_by_the_next_worker() -> None:
+    async def fails(info: ModelInfo, files: Mapping[str, bytes]) -> None:
+        raise RuntimeError("bad tokenizer")
+
+    async def read_files() -> Mapping[str, bytes]:
+        return {}
+
+    catalog = Catalog(fails)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="bad tokenizer"):
+            await catalog.join("a", make_welcome("a", ["m"]), read_files)
+    assert catalog.names() == ()
