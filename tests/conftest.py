@@ -64,9 +64,7 @@ def embedded_model() -> Path:
 @pytest.fixture(scope="session")
 def engine_worker(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """One real vLLM worker with the embedded model for all tests of the session. Nobody may end it."""
-    folder = tmp_path_factory.mktemp("engine")
-    args = ("--model", str(embedded_model))
-    with stack.start_worker(folder, *args, name="engine", limit_s=stack.WORKER_START_S) as worker:
+    with stack.start_engine(tmp_path_factory.mktemp("engine"), embedded_model) as worker:
         yield worker
 
 

@@ -13,22 +13,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.processes import Process, answers, free_port, headrace
+from tests.processes import Process, answers, free_port, headrace, listens
 
-WORKER_START_S = 110.0  # the engine takes 7 s on two idle cores, and the machine may be busy
+ENGINE_START_S = 110.0  # the engine takes 7 s on two idle cores, and the machine may be busy
 START_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A running worker. `address` is what a gateway's --worker takes."""
+    """A running worker. `address` is what a gateway's --worker takes; only a real engine has metrics."""
 
     process: Process
     address: str
-    metrics_port: int
+    metrics_port: int | None = None
 
     def metrics(self) -> str:
         """The worker's own /metrics."""
+        assert self.metrics_port is not None
         return fetch(self.metrics_port, "/metrics")
 
 
@@ -65,27 +66,27 @@ def running(process: Process) -> Iterator[Process]:
 
 
 @contextmanager
-def start_worker(
-    folder: Path,
-    *args: str,
-    name: str = "worker",
-    env: Mapping[str, str] | None = None,
-    limit_s: float = START_S,
+def start_engine(
+    folder: Path, model: Path, *args: str, name: str = "engine", env: Mapping[str, str] | None = None
 ) -> Iterator[Worker]:
-    """`headrace worker ARGS` on a Unix socket in `folder`, ready."""
-    socket, port = folder / f"{name}.sock", free_port()
-    command = headrace("worker", "--listen", f"unix://{socket}", "--metrics-port", str(port), *args)
-    with running(Process(name, command, folder / f"{name}.log", env)) as process:
-        process.wait_until(lambda: answers(port, "/health") == 200, limit_s, "healthy")
-        yield Worker(process, f"unix://{socket}", port)
+    """`headrace worker --model MODEL ARGS` on a Unix socket in `folder`, healthy."""
+    address, port = f"unix://{folder}/{name}.sock", free_port()
+    options = ("--listen", address, "--metrics-port", str(port), "--model", str(model), *args)
+    with running(Process(name, headrace("worker", *options), folder / f"{name}.log", env)) as process:
+        process.wait_until(lambda: answers(port, "/health") == 200, ENGINE_START_S, "healthy")
+        yield Worker(process, address, port)
 
 
 @contextmanager
 def start_scripted(folder: Path, tokenizer: Path, *args: str, name: str = "scripted") -> Iterator[Worker]:
     """A scripted worker with the tokenizer of a model folder. Steps take 1 ms unless `args` say otherwise."""
-    options = ("--scripted", "--tokenizer", str(tokenizer), "--step-ms", "1", *args)
-    with start_worker(folder, *options, name=name) as worker:
-        yield worker
+    socket = folder / f"{name}.sock"
+    options = ("--listen", f"unix://{socket}", "--tokenizer", str(tokenizer), "--step-ms", "1", *args)
+    with running(
+        Process(name, headrace("worker", "--scripted", *options), folder / f"{name}.log")
+    ) as process:
+        process.wait_until(lambda: listens(socket), START_S, "listening")
+        yield Worker(process, f"unix://{socket}")
 
 
 @contextmanager
