@@ -1,1 +1,3 @@
-"""Rank 0. Rules, folding, the automaton, whole-text scan and the streaming filter. Sans-I/O; imports nothing of ours."""
+"""Rank 0. Rules, folding, the automaton, whole-text scan and the streaming filter. Sans-I/O; imports nothing
+of ours.
+"""

@@ -8,14 +8,14 @@ The walk is a table in plain Python, so that a stream keeps its state as one int
         automaton.outputs[state]    # indexes of the patterns that end with this character, longest first
         automaton.live[state]       # how many of the last characters may still become part of a pattern
 
-With `fold=True` the edges carry the usual variants of a character (upper case, full width), so folding costs nothing
-on the way; `step` takes folded characters, or raw ones that fold to exactly one character. `find` runs pyahocorasick over a whole text.
-Both come from the same patterns and give the same matches; neither is used where the other is quicker.
+With `fold=True` patterns are folded, and `step` folds the character it gets (which must fold to exactly one).
+`find` runs pyahocorasick over a whole text, already folded. Both come from the same patterns and give the
+same matches: the walk is the quicker one for a few characters, pyahocorasick for a whole text.
 
-Words. A pattern listed in `whole` matches only where no word character touches its own word characters. The left side
-needs no look back: there are two roots, one after a word character (without the patterns that may not begin
-there) and one after anything else. The right side needs one character more: such a pattern is in `awaiting` of its
-state, and matches if the next character is no word character or the text ends.
+Words. A pattern listed in `whole` matches only where no word character touches its own word characters. The
+left side needs no look back: there are two roots, one after a word character (without the patterns that may
+not begin there) and one after anything else. The right side needs one character more: such a pattern is in
+`awaiting` of its state, and matches if the next character is no word character or the text ends.
 
 Not here: what a match means (rules), raw offsets, and holding text back.
 """
@@ -29,15 +29,17 @@ from typing import Any
 import ahocorasick
 
 from filters.folding import fold as fold_text
-from filters.folding import fold_table, is_word_char, variants
+from filters.folding import fold_table, is_word_char
 
 
 class Automaton:
     """Patterns to find. Immutable once built; shared by all streams.
 
-    `patterns` must not be empty strings (after folding): `ValueError`. No patterns at all is fine: nothing matches.
-    `whole`: indexes of patterns that match as whole words only. `silent`: indexes of patterns that match but never
-    count in `live`.
+    `patterns` must not be empty strings (after folding): `ValueError`. No patterns at all is fine: nothing
+    matches.
+
+    `whole`: indexes of patterns that match as whole words only. `silent`: indexes of patterns that match but
+    never count in `live`.
     """
 
     def __init__(
@@ -65,8 +67,6 @@ class Automaton:
         self._word_root = self._add_state(0) if self._left_bound else 0
         self._insert_all(frozenset(silent))
         self._link()
-        if fold:
-            self._add_variants()
 
     @property
     def has_two_roots(self) -> bool:
@@ -101,11 +101,11 @@ class Automaton:
         return states
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """All matches in a whole folded text as (end, pattern index), in order of `end`; ends are exclusive."""
+        """All matches in a whole folded text as (end, pattern index), in order of the exclusive `end`."""
         if not self.patterns:
             return
-        # Over UTF-8 bytes viewed as latin-1: pyahocorasick keeps a node's children in a list, and a node of bytes has
-        # few of them (33 to 145 ns per Chinese character instead of 90 to 360).
+        # Over UTF-8 bytes viewed as latin-1: pyahocorasick keeps a node's children in a list, and a node of
+        # bytes has few of them (33 to 145 ns per Chinese character instead of 90 to 360).
         data = text.encode("utf-8", "surrogatepass")
         end = byte_end = 0
         for last_byte, indexes in self._whole_text.iter(data.decode("latin-1")):
@@ -142,7 +142,7 @@ class Automaton:
         return len(self.goto) - 1
 
     def _insert_all(self, silent: frozenset[int]) -> None:
-        """The trie below both roots. A subtree without left-bound patterns is the same below both, and shared."""
+        """The trie below both roots; a subtree without left-bound patterns is the same below both."""
         bound_states: set[int] = set()
         for index in sorted(self._left_bound):
             bound_states.update(self._insert(0, index, index in silent))
@@ -180,7 +180,7 @@ class Automaton:
         self._mark(path, index, silent)
 
     def _mark(self, path: list[int], index: int, silent: bool) -> None:
-        """Notes on a path's states (all proper prefixes, then perhaps the whole) what the pattern means there."""
+        """Notes on the states of a path (proper prefixes, perhaps the whole) what the pattern means."""
         size = len(self.patterns[index])
         right_bound = index in self._right_bound
         if len(path) > size:
@@ -208,9 +208,3 @@ class Automaton:
                 if target not in queue:
                     queue[target] = None
                     waiting.append(target)
-
-    def _add_variants(self) -> None:
-        for edges in self.goto:
-            for char, target in list(edges.items()):
-                for variant in variants(char):
-                    edges[variant] = target

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A rule matched text[start:end]: raw offsets in characters from the start of the text. Never holds the text."""
+    """A rule matched text[start:end], raw characters from the start of the text. Never holds the text."""
 
     rule_id: str
     action: str  # flag, mask, redact or block

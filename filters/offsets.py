@@ -1,8 +1,8 @@
 """Where in the raw text a folded character came from.
 
-A raw character may fold to nothing or to several characters, so the two counts drift apart. What is kept is only where
-they do: a list of anchors, each valid from its folded offset to the next one. Between irregular characters the map is
-a straight line, so regular text costs nothing here.
+A raw character may fold to nothing or to several characters, so the two counts drift apart. What is kept is
+only where they do: a list of anchors, each valid from its folded offset to the next one. Between irregular
+characters the map is a straight line, so regular text costs nothing here.
 
 Not here: what folds to what (`folding.py`).
 """
@@ -24,7 +24,7 @@ class Offsets:
         self._slope = [1]
 
     def folded_at(self, raw: int) -> int:
-        """How many folded characters the first `raw` characters gave; for offsets after the last irregular one."""
+        """How many folded characters the first `raw` ones gave; not before the last irregular one."""
         return self._from[-1] + raw - self._raw[-1]
 
     def add(self, raw: int, num_folded: int) -> None:

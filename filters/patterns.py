@@ -1,4 +1,4 @@
-"""Rules compiled for matching: one automaton over all keywords and allow phrases, and what each pattern means.
+"""Rules compiled for matching: one automaton over all keywords and phrases, and what each pattern means.
 
 The same compiled object serves whole texts (`scan.py`) and streams (`stream.py`), so they cannot disagree.
 
@@ -31,7 +31,8 @@ class Pattern:
 class Patterns:
     """What is looked for. Immutable; shared by all scans and streams.
 
-    Only keywords of active rules hold text back: a flagged word changes nothing, and a phrase alone is no match.
+    Only keywords of active rules hold text back: a flagged word changes nothing, and a phrase alone is no
+    match.
     """
 
     def __init__(self, rules: RuleSet) -> None:
@@ -44,6 +45,8 @@ class Patterns:
         )
         self.longest = max((len(pattern.text) for pattern in self.patterns), default=0)
         self.has_phrases = any(pattern.is_phrase for pattern in self.patterns)
+
+        self._phrase_states = self._find_phrase_states()
 
     def __len__(self) -> int:
         return len(self.patterns)
@@ -65,6 +68,24 @@ class Patterns:
             for end, index in matches
             if patterns[index].is_phrase
         ]
+
+    def phrase_depth(self, state: int, rule: Rule) -> int:
+        """How many folded characters ago the earliest phrase began that may yet excuse `rule`; 0: none."""
+        automaton = self.automaton
+        while self._phrase_states and automaton.depth[state]:
+            if any(phrase.excuses(rule) for phrase in self._phrase_states.get(state, ())):
+                return automaton.depth[state]
+            state = automaton.fail[state]
+        return 0
+
+    def _find_phrase_states(self) -> dict[int, list[Pattern]]:
+        """The phrases that are under way in a state: begun, and not yet a match."""
+        states: dict[int, list[Pattern]] = {}
+        for index, pattern in enumerate(self.patterns):
+            if pattern.is_phrase:
+                for state in self.automaton.prefix_states(index):
+                    states.setdefault(state, []).append(pattern)
+        return states
 
 
 def _holds(pattern: Pattern) -> bool:

@@ -1,8 +1,8 @@
 """Rules: what they are, and how a rules file becomes a checked set of them.
 
-A rules file is a YAML list of rules, or a plain list with one keyword a line (empty lines and lines that start with `#`
-are skipped) that becomes a single rule. Everything wrong with it is a `RuleError` with the line number, before
-anything is served. Fields that this version does not know are errors too, never ignored.
+A rules file is a YAML list of rules, or a plain list with one keyword a line (empty lines and lines that
+start with `#` are skipped) that becomes a single rule. Everything wrong with it is a `RuleError` with the
+line number, before anything is served. Fields that this version does not know are errors too, never ignored.
 
 Not here: compiling rules into an automaton (`patterns.py`).
 """
@@ -38,7 +38,8 @@ class RuleError(ValueError):
 class Rule:
     """One rule, checked. Keywords and phrases are as written, not folded.
 
-    `replacement`: for redact the text that stands for a match, for mask one character per character; empty otherwise.
+    `replacement`: for redact the text that stands for a match, for mask one character per character; empty
+    otherwise.
     `allow`: phrases in which a match is fine. `shadow`: report hits, change nothing.
     """
 
@@ -128,11 +129,7 @@ def _load_yaml(text: str, source: str) -> RuleSet:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark is not None else 1
-        raise RuleError(
-            source, line, f"not valid YAML: {getattr(error, 'problem', None) or error}"
-        ) from error
+        raise RuleError(source, _line_of(error, text), f"not valid YAML: {_problem_of(error)}") from error
     if root is None:
         return RuleSet()
     if not isinstance(root, yaml.SequenceNode):
@@ -147,6 +144,16 @@ def _load_yaml(text: str, source: str) -> RuleSet:
         seen[rule.id] = draft.line_of("id")
         rules.append(rule)
     return RuleSet(tuple(rules))
+
+
+def _line_of(error: yaml.YAMLError, text: str) -> int:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return int(error.problem_mark.line) + 1
+    return text.count("\n", 0, getattr(error, "position", 0)) + 1
+
+
+def _problem_of(error: yaml.YAMLError) -> str:
+    return getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The whole-text scan, for input: all hits on raw offsets, the verdict, and the rewritten text.
 
-The text is read in slices, so that a caller with an event loop can let others run in between: matching holds the GIL.
-Memory is bounded by the text and by `MAX_HITS`, whatever the text is.
+The text is read in slices, so that a caller with an event loop can let others run in between: matching holds
+the GIL. Memory is bounded by the text and by `MAX_HITS`, whatever the text is.
 
 Not here: joining a prompt's parts into the text that is scanned, and streams (`stream.py`).
 """
@@ -12,10 +12,9 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
-from filters.folding import fold, fold_table
+from filters.folding import fold_and_tell, fold_table
 from filters.hit import Hit
 from filters.offsets import Offsets
 from filters.patterns import Pattern, Patterns
@@ -28,9 +27,10 @@ MAX_HITS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """`hits` are in order of their end, at most `MAX_HITS`; `num_hits` counts all. `blocked_by` is a rule's id.
+    """`hits` are in order of their end, at most `MAX_HITS`; `num_hits` counts all.
 
-    `text` is the rewritten text; None if it is blocked. A scan ends with the slice in which a block was found.
+    `blocked_by` is the id of the rule that blocks. `text` is the rewritten text; None if it is blocked. A
+    scan ends with the slice in which a block was found.
     """
 
     hits: tuple[Hit, ...]
@@ -74,7 +74,8 @@ def scan_in_slices(
 class _Scanner:
     """A scan under way. Folded offsets count from the start of the text.
 
-    Candidates are decided strictly in order of their end, so that the result is the same for every slice size.
+    Candidates are decided strictly in order of their end, so that the result is the same for every slice
+    size.
     """
 
     def __init__(self, text: str, rules: Patterns) -> None:
@@ -109,11 +110,12 @@ class _Scanner:
 
     def _fold(self, start: int, end: int) -> None:
         piece = self._text[start:end]
-        self._window += fold(piece)
-        lengths = _other_lengths()
-        if not piece.isascii() and not lengths.keys().isdisjoint(piece):
+        folded, changed = fold_and_tell(piece)
+        self._window += folded
+        if any(len(fold_table()[char]) != 1 for char in changed):
+            lengths = {char: len(fold_table()[char]) for char in changed}
             for index, char in enumerate(piece):
-                if char in lengths:
+                if lengths.get(char, 1) != 1:
                     self._offsets.add(start + index, lengths[char])
 
     def _find(self, is_last: bool) -> None:
@@ -181,9 +183,3 @@ class _Scanner:
 
 def _end_of(phrase: tuple[int, int, Pattern]) -> int:
     return phrase[1]
-
-
-@cache
-def _other_lengths() -> dict[str, int]:
-    """The characters that do not fold to exactly one, and to how many they do."""
-    return {char: len(folded) for char, folded in fold_table().items() if len(folded) != 1}

@@ -1,8 +1,9 @@
 """The one emitter: rewrites a text once, over the union of overlapping spans.
 
-Spans that overlap are one: its first span (leftmost, then longest, then redact before mask) says how all of it is
-rewritten. Adjacent spans do not overlap. That a span's fate is settled by what starts before it is what makes
-incremental output possible: text up to a border can leave as soon as every span that starts before the border is known.
+Spans that overlap are one: its first span (leftmost, then longest, then redact before mask) says how all of
+it is rewritten. Adjacent spans do not overlap. That a span's fate is settled by what starts before it is what
+makes incremental output possible: text up to a border can leave as soon as every span that starts before the
+border is known.
 
 Not here: finding spans, and deciding the border.
 """
@@ -20,7 +21,7 @@ class Emitter:
     def __init__(self, released: int = 0) -> None:
         self.released = released
         self._spans: list[tuple[int, int, Rule]] = []
-        self._end = released  # of the union that is under way
+        self._end = 0  # of the union that is under way
         self._rule: Rule | None = None  # how that union is rewritten
 
     def add(self, start: int, end: int, rule: Rule) -> None:

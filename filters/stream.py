@@ -1,35 +1,33 @@
 """The streaming filter: a character leaves as soon as it can no longer be part of a match.
 
-`StreamFilter.feed` runs once per token. Its loop follows edges and fail links and does nothing else; every character
-that may end a match, folds to nothing or to several characters, or is read while something is undecided goes through
-`_exactly`, which is the whole truth and about ten times slower. Text comes out by one rule: the held part
-begins where the longest suffix begins that is a proper prefix of an active keyword, or where a match begins
-that a phrase may still excuse, whichever is earlier.
+`StreamFilter.feed` runs once per token. Its loop follows edges and fail links and does nothing else; every
+character that may end a match, folds to nothing or to several characters, or is read while something is
+undecided goes through `_exactly`, which is the whole truth and about ten times slower. Text comes out by one
+rule: the held part begins where the longest suffix begins that is a proper prefix of an active keyword, or
+where a match begins that a phrase may still excuse, whichever is earlier.
 
-A match is decided at the character that decides it, never at the end of a chunk, so any chunking gives the same
-output. A block ends the text at the start of its match, and what is undecided then is decided as if the text ended.
+Everything is decided at a character (`decisions.py`), never at the end of a chunk, so any chunking gives the
+same output. A block ends the text at the start of its match.
 
-Not here: time (`expire` is called by the owner), what a blocked stream tells its client, and whole texts (`scan.py`).
+Not here: time (`expire` is called by the owner), what a blocked stream tells its client, and whole texts
+(`scan.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import length_hint
 from typing import Final, Literal
 
-from filters.folding import is_word_char
+from filters.decisions import Decisions
 from filters.hit import Hit
 from filters.offsets import Offsets
-from filters.patterns import Pattern, Patterns
-from filters.rules import MAX_HOLD_ID, REWRITES, Rule, RuleSet
+from filters.patterns import Patterns
+from filters.rules import MAX_HOLD_ID, RuleSet
 from filters.spans import Emitter
 from filters.walk import ARRIVED, FAIL, LIVE, STATE, Node, Walk
 
 MAX_HOLD_CHARS: Final = 256
 
-Match = tuple[int, int]  # folded end, pattern index
 OnMaxHold = Literal["block", "release"]
 
 
@@ -53,71 +51,26 @@ class CompiledRules(Patterns):
         # With keywords that alone can pass the bound, every character is counted the exact way.
         self.always_exact = self.longest > max_hold_chars
         self.first_node = self.walk.parked(self.automaton.start) if self.always_exact else self.walk.root
-        self.phrase_states = self._phrase_states()
 
     def stream(self) -> StreamFilter | None:
-        """A filter for one channel of one choice; None where there is no rule, for then there is nothing to do."""
+        """A filter for one channel of one choice; None without rules, for then there is nothing to do."""
         return StreamFilter(self) if self.patterns else None
-
-    def may_excuse(self, state: int, num_chars: int, rule: Rule) -> bool:
-        """Whether a phrase that began `num_chars` folded characters ago, or earlier, may yet excuse a match of `rule`."""
-        automaton = self.automaton
-        while automaton.depth[state] >= num_chars:
-            if any(phrase.excuses(rule) for phrase in self.phrase_states.get(state, ())):
-                return True
-            state = automaton.fail[state]
-        return False
-
-    def _phrase_states(self) -> dict[int, list[Pattern]]:
-        """The phrases that are under way in a state: it is a proper prefix of them, or they wait for a word to end."""
-        states: dict[int, list[Pattern]] = {}
-        automaton = self.automaton
-        for index, pattern in enumerate(self.patterns):
-            if pattern.is_phrase:
-                for state in automaton.prefix_states(index):
-                    states.setdefault(state, []).append(pattern)
-        return states
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A match that stands unless a phrase excuses it."""
-
-    folded_start: int
-    folded_end: int
-    rule: Rule
-    hit: Hit
-
-    @property
-    def blocks(self) -> bool:
-        return self.rule.is_active and self.rule.action == "block"
-
-    @property
-    def rewrites(self) -> bool:
-        return self.rule.is_active and self.rule.action in REWRITES
-
-    def is_excused(self, phrases: Iterable[tuple[int, int, Pattern]]) -> bool:
-        return any(
-            start <= self.folded_start and self.folded_end <= end and phrase.excuses(self.rule)
-            for start, end, phrase in phrases
-        )
 
 
 class StreamFilter:
     """One text, fed in pieces. `pipeline.ports.TextFilter`.
 
-    After `flush`, `feed` raises `RuntimeError`; after a block it returns nothing. Offsets are raw characters from the
-    start of the text.
+    After `flush`, `feed` raises `RuntimeError`; after a block it returns nothing. Offsets are raw characters
+    from the start of the text.
     """
 
     __slots__ = (
+        "_decisions",
         "_emitter",
         "_floor",
-        "_is_awaiting_settled",
         "_is_closed",
         "_node",
         "_offsets",
-        "_open",
         "_rules",
         "_text",
         "_walk",
@@ -136,10 +89,9 @@ class StreamFilter:
         self._node = rules.first_node  # between chunks never a stop that nothing was done about
         self._text = ""  # what is held, raw
         self._offsets = Offsets()
-        self._open: list[_Candidate] = []
+        self._decisions = Decisions(rules, self._offsets)
         self._emitter: Emitter | None = None  # while something is to be rewritten
         self._floor = 0  # what was released or cut by force up to here
-        self._is_awaiting_settled = False  # the words that end here were decided by force
         self._is_closed = False
         self.held = 0
         self.peak_held = 0
@@ -180,15 +132,11 @@ class StreamFilter:
         if live < 0 or self._emitter is not None:
             return self._end_chunk(node, text)
         self._node = node
-        if self._text:
-            text = self._text + text
+        text = self._text + text
         cut = len(text) - live
+        self._text = text[cut:]
         self.held = live
         self.released += cut
-        if not live:
-            self._text = ""
-            return text
-        self._text = text[cut:]
         if live > self.peak_held:
             self.peak_held = live
         return text[:cut]
@@ -199,7 +147,8 @@ class StreamFilter:
             return self._refuse()
         self._is_closed = True
         end = self.released + self.held
-        self._decide_all(self._node[STATE], self._offsets.folded_at(end))
+        self._decisions.end(self._node[STATE], self._offsets.folded_at(end))
+        self._take_certain()
         return self._release(self._floor if self.blocked else end)
 
     def expire(self) -> str:
@@ -215,100 +164,40 @@ class StreamFilter:
         return ""
 
     def _exactly(self, node: Node, char: str, offset: int) -> Node:
-        """One character, `offset` after the start of the chunk, with all that it may decide; returns where it leads."""
-        state: int = node[STATE]
+        """One character, `offset` into the chunk, with all that it may decide; returns the node after it."""
         if self.blocked:
             return node
+        state: int = node[STATE]
         start = self.released + self.held + offset
         folded_at = self._offsets.folded_at(start)
         if node[LIVE] == ARRIVED:
-            self._decide(state, folded_at, [(folded_at, index) for index in self._outputs(state)], [])
+            self._decisions.arrive(state, folded_at)
         folded = self._walk.folds.get(char, char)
         if len(folded) != 1:
             self._offsets.add(start, len(folded))
         for folded_char in folded:
-            if not self.blocked:
-                state = self._step(state, folded_char, folded_at)
-                folded_at += 1
+            if self._decisions.block is not None:
+                break
+            state = self._decisions.step(state, folded_char, folded_at)
+            folded_at += 1
+        self._take_certain()
         if not self.blocked and start + 1 - self._border(state, start + 1) > self._rules.max_hold_chars:
             self._force(state, start + 1)
         return self._resting_node(state, start + 1)
 
-    def _step(self, state: int, folded_char: str, folded_at: int) -> int:
-        """One folded character: what it completes, and the words that it ends."""
-        automaton = self._rules.automaton
-        ended: list[Match] = []
-        before: list[Match] = []
-        awaiting = automaton.awaiting[state]
-        if awaiting and not self._is_awaiting_settled and not is_word_char(folded_char):
-            ended = [(folded_at, index) for index in awaiting]
-            before = [(folded_at, index) for index in automaton.outputs[state]]
-        self._is_awaiting_settled = False
-        state = automaton.step(state, folded_char)
-        ended += [(folded_at + 1, index) for index in automaton.outputs[state]]
-        if ended or self._open:
-            self._decide(state, folded_at + 1, ended, before)
-        return state
-
-    def _outputs(self, state: int) -> tuple[int, ...]:
-        return self._rules.automaton.outputs[state]
-
-    def _decide(self, state: int, folded_at: int, ended: list[Match], before: list[Match]) -> None:
-        """Decides what can be decided now.
-
-        `ended`: matches of patterns that came to light with the last character; `before`: those that were seen earlier but
-        may excuse one that came to light only now.
-        """
-        still_open = []
-        stands = []
-        for candidate in self._unexcused(ended, before):
-            num_chars = folded_at - candidate.folded_start
-            if self._rules.may_excuse(state, num_chars, candidate.rule):
-                still_open.append(candidate)
-            else:
-                stands.append(candidate)
-        self._open = still_open
-        if any(candidate.blocks for candidate in stands):
-            self._open = still_open + stands
-            self._decide_all(state, folded_at)
-        else:
-            self._accept(stands)
-
-    def _decide_all(self, state: int, folded_at: int) -> None:
-        """Decides everything as if the text ended here."""
-        automaton = self._rules.automaton
-        awaiting = () if self._is_awaiting_settled else automaton.awaiting[state]
-        ended = [(folded_at, index) for index in awaiting]
-        before = [(folded_at, index) for index in automaton.outputs[state]]
-        stands = self._unexcused(ended, before)
-        self._is_awaiting_settled = True
-        self._open = []
-        self._accept(stands)
-        blocking = [candidate.hit for candidate in stands if candidate.blocks]
-        if blocking and not self.blocked:
-            first = min(blocking, key=lambda hit: hit.start)
-            self._block(first.rule_id, first.start)
-
-    def _unexcused(self, ended: list[Match], before: list[Match]) -> list[_Candidate]:
-        """All open candidates and the new ones, without those inside of a phrase that is complete."""
-        candidates = self._open
-        for start, end, rule in self._rules.keywords(ended):
-            raw_start, raw_end = self._offsets.span(start, end)
-            hit = Hit(rule.id, rule.action, raw_start, raw_end, rule.shadow)
-            candidates = [*candidates, _Candidate(start, end, rule, hit)]
-        phrases = self._rules.phrases(ended + before)
-        if phrases:
-            candidates = [candidate for candidate in candidates if not candidate.is_excused(phrases)]
-        return candidates
-
-    def _accept(self, candidates: list[_Candidate]) -> None:
-        for candidate in candidates:
+    def _take_certain(self) -> None:
+        """Acts on what has become certain."""
+        decisions = self._decisions
+        for candidate in decisions.certain:
             self.hits.append(candidate.hit)
             start, end = max(candidate.hit.start, self._floor), candidate.hit.end
             if candidate.rewrites and start < end:
                 if self._emitter is None:
                     self._emitter = Emitter(self.released)
                 self._emitter.add(start, end, candidate.rule)
+        decisions.certain.clear()
+        if decisions.block is not None:
+            self._block(decisions.block.rule_id, decisions.block.start)
 
     def _block(self, rule_id: str, start: int) -> None:
         self.blocked = self._is_closed = True
@@ -322,7 +211,8 @@ class StreamFilter:
             self.hits.append(Hit(MAX_HOLD_ID, "block", border, end))
             self._block(MAX_HOLD_ID, border)
             return
-        self._decide_all(state, self._offsets.folded_at(end))
+        self._decisions.end(state, self._offsets.folded_at(end))
+        self._take_certain()
         if not self.blocked:
             self.num_leaked += end - border
             self._floor = end
@@ -331,20 +221,22 @@ class StreamFilter:
         """Where the held part of the text read up to `end` begins."""
         live = self._rules.automaton.live[state]
         border = self._offsets.raw_of(self._offsets.folded_at(end) - live) if live else end
-        for candidate in self._open:
+        for candidate in self._decisions.undecided:
             if candidate.rule.is_active:
                 border = min(border, candidate.hit.start)
         return max(border, self._floor)
 
     def _resting_node(self, state: int, end: int) -> Node:
-        """Where to go on from: in the quick loop if no character of what is under way is out of the ordinary."""
+        """Where to go on from: in the quick loop, if what is under way is ordinary."""
         automaton, offsets = self._rules.automaton, self._offsets
         under_way = offsets.folded_at(end) - automaton.depth[state]
-        offsets.forget_before(min([under_way, *(candidate.folded_start for candidate in self._open)]))
+        offsets.forget_before(
+            min([under_way, *(candidate.folded_start for candidate in self._decisions.undecided)])
+        )
         is_ordinary = (
             not self.blocked
-            and not self._open
-            and not self._is_awaiting_settled
+            and not self._decisions.undecided
+            and not self._decisions.words_are_settled
             and offsets.is_straight
             and self._floor <= offsets.raw_of(under_way)
             and not self._rules.always_exact
@@ -357,8 +249,8 @@ class StreamFilter:
         end = self.released + len(self._text)
         state: int = node[STATE]
         if node[LIVE] == ARRIVED:
-            folded_at = self._offsets.folded_at(end)
-            self._decide(state, folded_at, [(folded_at, index) for index in self._outputs(state)], [])
+            self._decisions.arrive(state, self._offsets.folded_at(end))
+            self._take_certain()
         self._node = self._resting_node(state, end)
         return self._release(self._floor if self.blocked else self._border(state, end))
 

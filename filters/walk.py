@@ -1,13 +1,15 @@
 """The automaton as a graph of dicts, for the loop that runs once per character of every stream.
 
-A node maps a raw character to the next node, so a step is one lookup. What the loop must know besides is under three
-longer keys, which no character can equal, so that all keys are strings and lookups stay on CPython's quickest
-path. Measured at 5,000 words, microseconds per token of 5 English and 2 Chinese characters: 0.55 and 0.48 with
-nodes, 0.72 and 0.58 with lists of states (`Automaton.goto`), 19,000 states in 5 MB.
+A node maps a raw character to the next node, so a step is one lookup. What the loop must know besides is
+under three longer keys, which no character can equal, so that all keys are strings and lookups stay on
+CPython's quickest path. Measured at 5,000 words, microseconds per token of 5 English and 2 Chinese
+characters: 0.55 and 0.48 with nodes, 0.72 and 0.58 with lists of states (`Automaton.goto`), 19,000 states in
+5 MB.
 
-The loop asks for nothing but edges. Whatever needs a closer look is made to look like a dead end: a node that lacks the
-edge and has no fail link although it is not a root. Such are the *stops*, where a pattern ends: they have no edges at all.
-Where a whole word waits for the character after it, only letters have edges, for they change nothing.
+The loop asks for nothing but edges. Whatever needs a closer look is made to look like a dead end: a node that
+lacks the edge and has no fail link although it is not a root. Such are the *stops*, where a pattern ends:
+they have no edges at all. Where a whole word waits for the character after it, only letters have edges, for
+they change nothing.
 
 Not here: the loop itself (`stream.py`), and the exact step that handles what the loop cannot (also there).
 """
@@ -26,8 +28,8 @@ STATE: Final = "state"  # the number of the state in the automaton
 ARRIVED: Final = -1  # LIVE of a stop: patterns end with the last character, nothing was done about it yet
 PARKED: Final = -2  # LIVE of a node that sends every character the exact way
 
-# Steps that are written out although they are no edges: from the roots and their children, where most English text
-# moves, and from words that are complete but perhaps go on.
+# Steps that are written out although they are no edges: from the roots and their children, where most English
+# text moves, and from words that are complete but perhaps go on.
 PRINTABLE: Final = "".join(map(chr, range(0x20, 0x7F)))
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
@@ -68,7 +70,8 @@ class Walk:
                 node[FAIL] = nodes[automaton.fail[state]]
             for char, target in edges.items():
                 if not awaiting or is_word_char(char):
-                    node[char] = targets[target]
+                    for form in (char, *variants(char)):
+                        node[form] = targets[target]
             for char in LETTERS if awaiting else PRINTABLE if automaton.depth[state] <= 1 else "":
                 if char not in node:
                     node[char] = targets[automaton.step(state, char)]

@@ -1,6 +1,7 @@
-"""What the filters must do, written a second time: by brute force, without an automaton, for texts of a few characters.
+"""What the filters must do, written a second time: by brute force, for texts of a few characters.
 
-Shares nothing with the code under test but `Rule` and `Hit`. The folding is a table of the characters used here.
+Shares nothing with the code under test but `Rule` and `Hit`. The folding is a table of the characters used
+here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ FOLDS = {
 }  # fmt: skip
 EXPANDING = {char for char, folded in FOLDS.items() if len(folded) > 1}
 WORD_CHARS = set("abcsé")
-ALPHABETS = ("ab", "abc", "a我", "aA .b", "ab\u200b", "aßs", "s ß\u200bs", "c㏄ .", "a😀\ufe0f", "我的界 \U000e0061", "é.ÉaＢ𝐚b")
+ALPHABETS = (
+    "ab",
+    "abc",
+    "a我",
+    "aA .b",
+    "ab\u200b",
+    "aßs",
+    "s ß\u200bs",
+    "c㏄ .",
+    "a😀\ufe0f",
+    "我的界 \U000e0061",
+    "é.ÉaＢ𝐚b",
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,7 @@ def undecided(text: Text, rules: Sequence[Rule]) -> list[Match]:
 
 
 def rewrite(raw: str, spans: list[tuple[int, int, Rule]], cut: int) -> str:
-    """raw[:cut], rewritten over the unions of overlapping spans; each union is rewritten as its first span says."""
+    """raw[:cut], rewritten over the unions of overlapping spans; each as its first span says."""
     spans = sorted(spans, key=lambda span: (span[0], -span[1], span[2].action == "mask"))
     unions: list[tuple[int, int, Rule]] = []
     for start, end, rule in spans:

@@ -182,7 +182,12 @@ def test_expire_blocks_or_releases_as_configured() -> None:
 
 def test_expire_of_a_finished_word_rewrites_it_once() -> None:
     stream = open_stream(mask("ass", whole_word=True), on_max_hold="release")
-    assert (stream.feed("ass"), stream.expire(), stream.feed("."), stream.feed("ass.")) == ("", "***", ".", "***.")
+    assert (stream.feed("ass"), stream.expire(), stream.feed("."), stream.feed("ass.")) == (
+        "",
+        "***",
+        ".",
+        "***.",
+    )
     assert [hit.start for hit in stream.hits] == [0, 4]
 
 

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import pytest
+
+from filters.rules import Rule, RuleError, RuleSet, load_rules
+
+FULL = """\
+# the house rules
+- id: names
+  match: [敏感词, "foo bar", 110, no]
+  action: redact
+  replacement: "[NAME]"
+  direction: output
+  whole_word: true
+- id: films
+  match: 黄片
+  action: block
+  allow:
+    - 三黄片
+  shadow: yes
+- {id: fine, match: [assassin], action: allow}
+"""
+
+
+def test_load_rules_reads_every_field() -> None:
+    rules = load_rules(FULL, "rules.yaml")
+    assert rules.rules == (
+        Rule("names", ("敏感词", "foo bar", "110", "no"), "redact", "output", True, (), "[NAME]"),
+        Rule("films", ("黄片",), "block", "both", False, ("三黄片",), "", True),
+        Rule("fine", ("assassin",), "allow"),
+    )
+    assert (len(rules), rules.num_keywords) == (3, 6)
+
+
+def test_load_rules_tells_yaml_by_name_or_by_its_first_line() -> None:
+    text = "\n# rules\n- {id: a, match: bc, action: mask}"
+    expected = (Rule("a", ("bc",), "mask", replacement="*"),)
+    assert load_rules(text, "rules").rules == load_rules(text, "rules.yml").rules == expected
+    assert load_rules("[{id: a, match: bc, action: mask}]", "-").rules == expected
+
+
+@pytest.mark.parametrize("source", ["words.txt", "rules.yaml"])
+@pytest.mark.parametrize("text", ["", "\n \n", "# nothing\n"])
+def test_load_rules_of_an_empty_file_gives_no_rules(text: str, source: str) -> None:
+    assert load_rules(text, source) == RuleSet()
+
+
+def test_load_rules_of_a_plain_list_makes_one_rule() -> None:
+    text = "\ufeff敏感词\r\n\r\n# comment\n  foo bar \n敏感词\na-b"
+    assert load_rules(text, "dir/words.txt").rules == (
+        Rule("words.txt", ("敏感词", "foo bar", "a-b"), "block"),
+    )
+    masked = load_rules(text, "words.txt", default_action="mask").rules[0]
+    assert (masked.action, masked.replacement) == ("mask", "*")
+    assert load_rules("foo", "w", default_action="redact").rules[0].replacement == "[REDACTED]"
+
+
+def test_load_rules_with_an_unknown_default_action_is_refused() -> None:
+    with pytest.raises(ValueError, match="'drop' is not one of"):
+        load_rules("foo", "words.txt", default_action="drop")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("foo\n\u200b\u200d\n", 2, "folds to nothing"),
+        ("foo\n\nx\n", 3, "folds to a single character, 'x'"),
+        ("Ａ\u200b", 1, "folds to a single character, 'a'"),
+    ],
+)
+def test_load_rules_refuses_a_keyword_of_a_plain_list(text: str, line: int, problem: str) -> None:
+    with pytest.raises(RuleError, match=problem) as caught:
+        load_rules(text, "words.txt")
+    assert (caught.value.line, str(caught.value).split(" ")[0]) == (line, f"words.txt:{line}:")
+
+
+def rule_text(*lines: str) -> str:
+    return "\n".join(["- id: a", *("  " + line for line in lines)])
+
+
+OK = ("match: [foo, bar]", "action: mask")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("- id: a\n  match: [", 2, "not valid YAML"),
+        ("- id: a\n- id: \x07", 2, "not valid YAML: special characters are not allowed"),
+        ("- &a [*a]", 1, "a rule is a mapping"),
+        ("id: a", 1, "one list of rules"),
+        ("- foo\n- bar", 1, "a rule is a mapping"),
+        (rule_text(*OK, "colour: red"), 4, "unknown field 'colour'; known fields: id, match, action"),
+        (rule_text(*OK, "pii: card"), 4, "unknown field 'pii'"),
+        (rule_text(*OK, "channels: [content]"), 4, "unknown field 'channels'"),
+        (rule_text(*OK, "skip_symbols: true"), 4, "unknown field 'skip_symbols'"),
+        (rule_text(*OK, "match: [baz]"), 4, "the field 'match' is given twice"),
+        ("- match: [foo]\n  action: mask", 1, "needs an id"),
+        ("- id: ''\n  match: [foo]\n  action: mask", 1, "the id is empty"),
+        ("- id: max_hold\n  match: [foo]\n  action: mask", 1, "reserved"),
+        ("- {id: a, match: foo, action: mask}\n- {id: a, match: bar, action: mask}", 2, "used in line 1"),
+        (rule_text("match: [foo]"), 1, "needs action: one of allow, flag"),
+        (rule_text("action: mask"), 1, "needs match"),
+        (rule_text("match: [foo]", "action: drop"), 3, "action is 'drop'; it must be one of allow, flag"),
+        (rule_text("match: [foo]", "action: [mask]"), 3, "action must be text"),
+        (rule_text(*OK, "direction: up"), 4, "direction is 'up'; it must be one of input, output, both"),
+        (rule_text(*OK, "whole_word: 1"), 4, "whole_word must be true or false"),
+        (rule_text(*OK, "shadow: maybe"), 4, "shadow must be true or false"),
+        (rule_text("match: []", "action: mask"), 2, "match is an empty list"),
+        (rule_text("match:", "- foo", "- x", "action: mask"), 4, "folds to a single character"),
+        (rule_text("match:", "- foo", '- "\\u200b"', "action: mask"), 4, "folds to nothing"),
+        (rule_text("match: [foo, ~]", "action: mask"), 2, "match must be text"),
+        (rule_text("match: [[foo]]", "action: mask"), 2, "match must be text"),
+        (rule_text(*OK, "replacement: ''"), 4, "the replacement is empty"),
+        (rule_text(*OK, "replacement: '**'"), 4, "one character that stands for each; this one has 2"),
+        (rule_text("match: foo", "action: block", "replacement: x"), 4, "no meaning with action block"),
+        (rule_text("match: foo", "action: redact", "replacement: a FOO b"), 4, "contains a keyword"),
+        (rule_text(*OK, "allow: [baz]"), 4, "contains no keyword"),
+        (rule_text(*OK, "allow: [Foo]"), 4, "is a keyword of the same rule"),
+        (rule_text(*OK, "allow: ['\u200b']"), 4, "folds to nothing"),
+        (rule_text("match: foo", "action: allow", "allow: [foo bar]"), 4, "allow has no meaning"),
+        (rule_text("match: foo", "action: allow", "shadow: true"), 4, "shadow has no meaning"),
+    ],
+)
+def test_load_rules_refuses_with_the_line(text: str, line: int, problem: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        load_rules(text, "rules.yaml")
+    assert problem in str(caught.value)
+    assert caught.value.line == line
+    assert str(caught.value).startswith(f"rules.yaml:{line}: ")
+
+
+def test_for_direction_keeps_the_rules_of_that_direction() -> None:
+    rules = RuleSet(tuple(Rule(way, ("foo",), "block", way) for way in ("input", "output", "both")))
+    assert [rule.id for rule in rules.for_direction("input").rules] == ["input", "both"]
+    assert [rule.id for rule in rules.for_direction("output").rules] == ["output", "both"]
+    with pytest.raises(ValueError, match="'sideways'"):
+        rules.for_direction("sideways")
+
+
+def test_fingerprint_changes_with_the_rules_only() -> None:
+    first = load_rules(FULL, "a.yaml").fingerprint
+    assert first == load_rules("# other comment\n" + FULL, "b.yaml").fingerprint
+    assert first != load_rules(FULL.replace("敏感词", "敏感"), "a.yaml").fingerprint
+    assert len(first) == 64
+
+
+def test_is_active_of_rules_that_change_what_leaves() -> None:
+    active = [
+        action
+        for action in ("allow", "flag", "mask", "redact", "block")
+        if Rule("a", ("foo",), action).is_active
+    ]
+    assert active == ["mask", "redact", "block"]
+    assert not Rule("a", ("foo",), "block", shadow=True).is_active
