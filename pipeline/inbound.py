@@ -99,7 +99,8 @@ class Inbound:
         need = Encode(texts, add_special_tokens, self._text.encoder, request, hits)
         if sum(map(len, texts)) > MAX_INLINE_CHARACTERS:
             return need
-        return self.resume(need, need.run(), done)
+        encode = self._text.encoder.encode
+        return self.resume(need, [encode(text, add_special_tokens) for text in texts], done)
 
     def resume(self, need: Encode, encoded: Sequence[bytes], done: Done = lambda stage: None) -> Ready:
         """Go on with the ids of `need.texts`. Raises `ClientError`."""

@@ -67,6 +67,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.tokens: Mapping[int, str] = _tokens_by_id(tokenizer)
+        self._num_ids = max(self.tokens, default=-1) + 1  # asked for once per request
         added = tokenizer.get_added_tokens_decoder().values()
         specials = {token.content for token in added if token.special}
         # By content, not by id, because that is how `Tokenizer.decode` decides what to skip.
@@ -83,7 +84,7 @@ class Vocabulary:
 
     def __len__(self) -> int:
         """One more than the highest id."""
-        return max(self.tokens, default=-1) + 1
+        return self._num_ids
 
     @cached_property
     def partial_ids(self) -> frozenset[int]:
