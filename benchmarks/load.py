@@ -95,19 +95,20 @@ class StreamClient(asyncio.Protocol):
         self.close()
 
 
-def chat_request(model: str, prompt: str, max_tokens: int, path: str = "/v1/chat/completions") -> bytes:
+def chat_request(model: str, prompt: str, max_tokens: int, system: str = "") -> bytes:
     """A streaming chat request as bytes on the wire."""
+    messages = [{"role": "user", "content": prompt}]
     body = json.dumps(
         {
             "model": model,
-            "messages": [{"role": "user", "content": prompt}],
+            "messages": [{"role": "system", "content": system}, *messages] if system else messages,
             "max_tokens": max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True, "include_timings": True},
         }
     ).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -74,9 +74,8 @@ class Report:
         else:
             for goal in self.goals:
                 sign = "<=" if goal.at_most else ">="
-                print(
-                    f"{'ok   ' if goal.ok else 'SHORT'} {goal.name}: {goal.value:.4g} {sign} {goal.limit:g} {goal.unit}"
-                )
+                verdict = "ok   " if goal.ok else "SHORT"
+                print(f"{verdict} {goal.name}: {goal.value:.4g} {sign} {goal.limit:g} {goal.unit}")
         return 0 if all(goal.ok for goal in self.goals) else 1
 
     _quiet: bool = False

@@ -6,33 +6,39 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Route
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from backend.address import parse_address
+from backend.catalog import OnModel
 from backend.pool import ClientLimits, PoolSettings, WorkerPool
 from filters.stream import CompiledRules
 from gateway.answer import AnswerLimits
 from gateway.docs_page import page_routes
 from gateway.edge import GenerationEndpoint
+from gateway.exchange import Receive, Scope
 from gateway.flow import Flow, generation_routes
 from gateway.keys import ApiKeys
 from gateway.link_tls import client_tls
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.openai_schema import RequestLimits
+from gateway.outlet import Send
 from gateway.request_log import RequestLog
 from gateway.rule_files import read_all_rules
+from gateway.server import settle_memory
 from gateway.settings import Settings
-from gateway.system_routes import SystemRoutes
+from gateway.system_routes import SystemRoutes, http_error
 from pipeline.assembly import GenerationDefaults
 from pipeline.errors import Draining
 from pipeline.inbound import InboundOptions
 from pipeline.validation import ControlPolicy, InputLimits
+from pipeline.values import ModelInfo
 
 
 class Gateway:
@@ -56,7 +62,7 @@ class Gateway:
             rules=CompiledRules(rules.for_direction("input")) if rules.for_direction("input") else None,
         )
         self.models = Models(options, self._encoders)
-        self.pool = _pool(settings, self.models)
+        self.pool = _pool(settings, self._load_model)
         self.flow = Flow(
             engine=self.pool,
             models=self.models,
@@ -67,6 +73,10 @@ class Gateway:
             limits=_answer_limits(settings),
             max_body_bytes=settings.http.max_body_bytes,
         )
+
+    async def _load_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
+        await self.models.load(info, files)
+        settle_memory()
 
     @property
     def num_open_requests(self) -> int:
@@ -94,27 +104,44 @@ class Gateway:
             self._encoders.shutdown(wait=False, cancel_futures=True)
 
 
-def build_app(settings: Settings) -> Starlette:
-    """The ASGI app of one process. Raises what is wrong with the rule files or the link's TLS files."""
-    gateway = Gateway(settings)
-    system = SystemRoutes(gateway.pool, gateway.keys, gateway.metrics, lambda: gateway.flow.is_draining)
-    endpoints: list[BaseRoute] = [
-        Route(
-            path,
-            GenerationEndpoint(
-                gateway.flow, route, gateway.metrics, gateway.request_log, settings.limits.slow_reader_bytes
-            ),
-            methods=["POST"],
+class App:
+    """The ASGI app.
+
+    Generation routes are reached directly: Starlette's middleware wraps `send` twice, 1 us a token.
+    """
+
+    def __init__(self, gateway: Gateway, max_buffered_bytes: int) -> None:
+        self.gateway = gateway
+        self._endpoints = {
+            path: GenerationEndpoint(
+                gateway.flow, route, gateway.metrics, gateway.request_log, max_buffered_bytes
+            )
+            for path, route in generation_routes(gateway.request_limits).items()
+        }
+        system = SystemRoutes(gateway.pool, gateway.keys, gateway.metrics, lambda: gateway.flow.is_draining)
+        posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
+        pages = page_routes(version("headrace"), gateway.request_limits)
+        self._others = Starlette(
+            routes=[*posts, *system.routes(), *pages],
+            lifespan=gateway.running,
+            exception_handlers={HTTPException: http_error},
         )
-        for path, route in generation_routes(gateway.request_limits).items()
-    ]
-    pages = page_routes(version("headrace"), gateway.request_limits)
-    app = Starlette(routes=[*endpoints, *system.routes(), *pages], lifespan=gateway.running)
-    app.state.gateway = gateway
-    return app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            endpoint = self._endpoints.get(scope["path"])
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
+                return
+        await self._others(scope, receive, send)
 
 
-def _pool(settings: Settings, models: Models) -> WorkerPool:
+def build_app(settings: Settings) -> App:
+    """The ASGI app of one process. Raises what is wrong with the rule files or the link's TLS files."""
+    return App(Gateway(settings), settings.limits.slow_reader_bytes)
+
+
+def _pool(settings: Settings, on_model: OnModel) -> WorkerPool:
     limits = settings.limits
     pool = PoolSettings(
         cache_dir=settings.general.cache.expanduser(),
@@ -125,7 +152,7 @@ def _pool(settings: Settings, models: Models) -> WorkerPool:
         max_waiting_requests=limits.queue_max_requests,
         max_waiting_tokens=limits.queue_max_tokens,
     )
-    return WorkerPool([parse_address(worker) for worker in settings.link.worker], pool, models.load)
+    return WorkerPool([parse_address(worker) for worker in settings.link.worker], pool, on_model)
 
 
 def _answer_limits(settings: Settings) -> AnswerLimits:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,7 +21,7 @@ from gateway.error_body import error_response
 from gateway.frames import json_bytes
 from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
-from pipeline.errors import BadKey, HeadraceError, UnknownModel
+from pipeline.errors import BadKey, HeadraceError, InvalidRequest, UnknownModel
 
 
 class SystemRoutes:
@@ -114,3 +115,12 @@ def _json(value: Any, status: int = 200) -> Response:
 def _error(error: HeadraceError) -> Response:
     status, headers, body = error_response(error)
     return Response(body, status, {name.decode(): value.decode() for name, value in headers})
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals (no such path, wrong method) in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    shown = InvalidRequest(f"{error.detail}: {request.method} {request.url.path[:200]}")
+    _, headers, body = error_response(shown)
+    own = {name.decode(): value.decode() for name, value in headers}
+    return Response(body, error.status_code, {**own, **(error.headers or {})})

@@ -57,11 +57,18 @@ def _by_wholeness(tokens: Mapping[int, str]) -> tuple[dict[int, str | None], dic
     return texts, fragments
 
 
+def _fallback_bytes(tokens: Mapping[int, str]) -> dict[int, bytes]:
+    """The bytes of SentencePiece's byte tokens, for a decoder with byte fallback."""
+    matches = ((token_id, _BYTE_TOKEN.fullmatch(token)) for token_id, token in tokens.items())
+    return {token_id: bytes.fromhex(match[1]) for token_id, match in matches if match}
+
+
 class Vocabulary:
     """The token tables of one model, built once (0.6 s for 150,000 tokens) and shared by all its streams.
 
     For a byte-level tokenizer `texts` has every id, with None for the `fragments` of characters, and
-    `texts_without_special` has special tokens as nothing. For others the three are empty.
+    `texts_without_special` has special tokens as nothing. For others the three are empty, and `partial_ids`
+    are the tokens that the decoder joins with their neighbours into characters.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -73,32 +80,19 @@ class Vocabulary:
         # By content, not by id, because that is how `Tokenizer.decode` decides what to skip.
         self.special_ids = frozenset(id_ for id_, token in self.tokens.items() if token in specials)
         decoder = _decoder_config(tokenizer)
-        self._decoder_parts = frozenset(
-            part["type"] for part in [decoder, *decoder.get("decoders", ())] if part
-        )
         self.is_byte_level = decoder.get("type") == "ByteLevel"
         self.texts, self.fragments = _by_wholeness(self.tokens if self.is_byte_level else {})
         self.texts_without_special = self.texts | (
             dict.fromkeys(self.special_ids, "") if self.is_byte_level else {}
         )
+        parts = {part.get("type") for part in decoder.get("decoders", ())}
+        self._fallback_bytes = _fallback_bytes(self.tokens) if "ByteFallback" in parts else {}
+        spelled = _by_wholeness(self.tokens)[1] if "ByteLevel" in parts else {}
+        self.partial_ids = frozenset({*self._fallback_bytes, *spelled})
 
     def __len__(self) -> int:
         """One more than the highest id."""
         return self._num_ids
-
-    @cached_property
-    def partial_ids(self) -> frozenset[int]:
-        """Not for byte-level tokenizers: tokens that are joined with their neighbours into characters."""
-        spelled = _by_wholeness(self.tokens)[1] if "ByteLevel" in self._decoder_parts else {}
-        return frozenset({*self._fallback_bytes, *spelled})
-
-    @cached_property
-    def _fallback_bytes(self) -> Mapping[int, bytes]:
-        """The bytes of SentencePiece's byte tokens, where the decoder has byte fallback."""
-        if "ByteFallback" not in self._decoder_parts:
-            return {}
-        matches = ((token_id, _BYTE_TOKEN.fullmatch(token)) for token_id, token in self.tokens.items())
-        return {token_id: bytes.fromhex(match[1]) for token_id, match in matches if match}
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds in mid-text, special ones too; none for an id beyond the vocabulary."""
