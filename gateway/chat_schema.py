@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.chat_messages import Message, Tool, to_messages, to_tools
+from gateway.generation import check_num_logprobs, to_delivery, to_generation
 from gateway.json_body import check_depth, decode, show
 from gateway.sampling_fields import (
     DEFAULT_LIMITS,
@@ -15,9 +16,6 @@ from gateway.sampling_fields import (
     PositiveInt,
     RequestLimits,
     SamplingFields,
-    check_num_logprobs,
-    to_delivery,
-    to_generation,
 )
 from gateway.unsupported_fields import refuse_unsupported
 from pipeline.errors import InvalidRequest

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
+from gateway.generation import check_num_logprobs, to_delivery, to_generation
 from gateway.json_body import decode, show
 from gateway.sampling_fields import (
     DEFAULT_LIMITS,
@@ -15,9 +16,6 @@ from gateway.sampling_fields import (
     RequestLimits,
     SamplingFields,
     TokenId,
-    check_num_logprobs,
-    to_delivery,
-    to_generation,
 )
 from gateway.unsupported_fields import refuse_unsupported
 from pipeline.errors import InvalidRequest

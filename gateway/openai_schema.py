@@ -1,7 +1,7 @@
 """The OpenAI-compatible request schema: bytes in, frozen values out.
 
 json_body          bytes -> struct, and errors that name the field
-sampling_fields    what both routes share -> Generation, Delivery
+sampling_fields    what both routes share; generation: their way into Generation and Delivery
 structured_outputs response_format and structured_outputs
 unsupported_fields known, and refused
 chat_messages      messages and tools
