@@ -48,13 +48,13 @@ def test_step_of_a_block_decides_the_rest_as_if_the_text_ended() -> None:
     reader = Reader(
         Rule("open", ("cd",), "block", allow=("cdefg",)),
         Rule("now", ("ef",), "block"),
-        Rule("word", ("def",), "mask", whole_word=True),
+        Rule("word", ("cdef",), "mask", whole_word=True),
     )
     assert reader.read("cde") == []
     assert set(reader.read("f")) == {
         Hit("open", "block", 0, 2),
         Hit("now", "block", 2, 4),
-        Hit("word", "mask", 1, 4),
+        Hit("word", "mask", 0, 4),
     }
     assert reader.decisions.block == Hit("open", "block", 0, 2)
 
