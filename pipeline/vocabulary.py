@@ -85,9 +85,10 @@ class Vocabulary:
         self.texts_without_special = self.texts | (
             dict.fromkeys(self.special_ids, "") if self.is_byte_level else {}
         )
-        parts = {part.get("type") for part in decoder.get("decoders", ())}
+        parts = {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}
         self._fallback_bytes = _fallback_bytes(self.tokens) if "ByteFallback" in parts else {}
-        spelled = _by_wholeness(self.tokens)[1] if "ByteLevel" in parts else {}
+        is_mixed = "ByteLevel" in parts and not self.is_byte_level
+        spelled = _by_wholeness(self.tokens)[1] if is_mixed else {}
         self.partial_ids = frozenset({*self._fallback_bytes, *spelled})
 
     def __len__(self) -> int:

@@ -118,6 +118,7 @@ def others() -> dict[str, Tokenizer]:
         "word piece, no cleanup": _with_decoder(decoders.WordPiece(cleanup=False), "##"),
         "bpe suffix": _with_decoder(decoders.BPEDecoder()),
         "strip": _with_decoder(decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 2, 0)])),
+        "byte fallback alone": _like(byte_fallback(), decoders.ByteFallback()),
         "byte level in a sequence": _like(byte_level(), byte_level_in_sequence),
     }
 
