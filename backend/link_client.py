@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from backend import link
-from backend.address import Address, connect, keep_alive
+from backend.address import Address, connect, tune
 from backend.file_receiver import FileReceiver
 from backend.link import (
     Abort,
@@ -70,8 +70,8 @@ class LinkHandle:
 class LinkClient(asyncio.Protocol):
     """The protocol object. Make one with `open_link`, await `welcomed()`, then `submit`.
 
-    `ended` is done, with the reason, when the connection is over, and `on_end` is called with it before any sink
-    is told. `on_stats` is called for each heartbeat.
+    `ended` is done, with the reason, when the connection is over, and `on_end` is called with it before any
+    sink is told. `on_stats` is called for each heartbeat.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class LinkClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        keep_alive(transport)
+        tune(transport)
         # One piece may be under way, so an abort never waits behind more of a long prompt than that.
         self._transport.set_write_buffer_limits(high=link.PIECE_BYTES // 2, low=0)
         self._silence.start(self._limits.handshake_s)

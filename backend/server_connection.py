@@ -8,7 +8,7 @@ import secrets
 from typing import Any, Final, cast
 
 from backend import link
-from backend.address import keep_alive
+from backend.address import tune
 from backend.file_sender import FileSender
 from backend.link import (
     Abort,
@@ -61,7 +61,7 @@ class GatewayConnection(asyncio.Protocol):
             self.phase = "closed"
             self._transport.abort()
             return
-        keep_alive(transport)
+        tune(transport)
         self._transport.set_write_buffer_limits(high=self._host.limits.write_high_bytes)
         self._arm(self._host.limits.handshake_s, "no valid HELLO within the handshake limit")
         self.send(link.Challenge(self._nonce, link.VERSION))

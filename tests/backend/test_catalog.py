@@ -48,7 +48,7 @@ async def test_second_fingerprint_of_a_name_is_refused_and_both_sides_are_named(
     told = Told()
     await told.join("a", make_welcome("worker-a", ["m"]))
     with pytest.raises(
-        FingerprintError, match="worker-b serves 'm' with fingerprint eeee.* worker-a with ffff"
+        FingerprintError, match=r"worker-b serves 'm' with fingerprint eeee.* worker-a with ffff"
     ):
         await told.join("b", make_welcome("worker-b", ["m"], "e" * 64))
     assert len(told.infos) == 1

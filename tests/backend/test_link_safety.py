@@ -1,7 +1,7 @@
 """No token ever reaches another stream: random submits, aborts and slot reuses with frames in flight.
 
-Over real sockets. A scripted worker's tokens are a function of the prompt, and every stream here has a prompt of
-its own, so each token can be checked as it comes.
+Over real sockets. A scripted worker's tokens are a function of the prompt, and every stream here has a prompt
+of its own, so each token can be checked as it comes.
 """
 
 from __future__ import annotations
@@ -83,25 +83,24 @@ async def storm(server: LinkServer, client: LinkClient, num_operations: int, see
 
 
 async def check_storm(folder: Path, num_operations: int, seed: int, **options: Any) -> None:
-    async with scripted(folder, step_ms=0.0, max_running=64, **options) as server:
-        async with linked(server) as client:  # noqa: SIM117
-            for connection in server._connections:  # a small buffer, so that a pause of the reader is felt
-                sock: Any = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
-                connection._transport.set_write_buffer_limits(high=2048)  # type: ignore[attr-defined]
-            sinks = await storm(server, client, num_operations, seed)
-            assert sum(sink.num_foreign for sink in sinks) == 0
-            assert [sink.error for sink in sinks if sink.error is not None] == []
-            assert client.slots.num_dropped == 0
-            assert server.num_late == 0
-            assert len({sink.num_tokens for sink in sinks}) > 5
-            await until(lambda: all(slot.state == "free" for slot in client.slots.table))
-            assert len(client.slots.table) < len(sinks) / 4
-            if server.address.is_unix:  # tcp's buffers take all that a paused reader leaves
-                assert all(connection.outbox.peak_ids > 1 for connection in server._connections)  # type: ignore[attr-defined]
-            assert (server.num_waiting, server.assembly_bytes) == (0, 0)
-            stats = server._engine.stats()
-            assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
+    async with scripted(folder, step_ms=0.0, max_running=64, **options) as server, linked(server) as client:
+        for connection in server._connections:  # a small buffer, so that a pause of the reader is felt
+            sock: Any = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
+            connection._transport.set_write_buffer_limits(high=2048)  # type: ignore[attr-defined]
+        sinks = await storm(server, client, num_operations, seed)
+        assert sum(sink.num_foreign for sink in sinks) == 0
+        assert [sink.error for sink in sinks if sink.error is not None] == []
+        assert client.slots.num_dropped == 0
+        assert server.num_late == 0
+        assert len({sink.num_tokens for sink in sinks}) > 5
+        await until(lambda: all(slot.state == "free" for slot in client.slots.table))
+        assert len(client.slots.table) < len(sinks) / 4
+        if server.address.is_unix:  # tcp's buffers take all that a paused reader leaves
+            assert all(connection.outbox.peak_ids > 1 for connection in server._connections)  # type: ignore[attr-defined]
+        assert (server.num_waiting, server.assembly_bytes) == (0, 0)
+        stats = server._engine.stats()
+        assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -396,16 +396,18 @@ async def test_wrong_secret_is_named_and_never_ready(tmp_path: Path) -> None:
 
 
 async def test_heartbeat_figures_reach_the_status(tmp_path: Path) -> None:
-    async with scripted(tmp_path, block_size=4, kv_tokens=1000) as server:
-        async with pooled(tmp_path, server.address) as pool:
-            await all_ready(pool)
-            await ask(pool, [1] * 40)
-            await ask(pool, [1] * 40)
-            server._broadcast_stats()
-            await until(lambda: pool.statuses()[0].prefix_queries == 80)
-            (status,) = pool.statuses()
-            assert status.prefix_hits == 36
-            assert (status.engine_path, status.scripted, status.reason) == ("scripted", True, "")
+    async with (
+        scripted(tmp_path, block_size=4, kv_tokens=1000) as server,
+        pooled(tmp_path, server.address) as pool,
+    ):
+        await all_ready(pool)
+        await ask(pool, [1] * 40)
+        await ask(pool, [1] * 40)
+        server._broadcast_stats()
+        await until(lambda: pool.statuses()[0].prefix_queries == 80)
+        (status,) = pool.statuses()
+        assert status.prefix_hits == 36
+        assert (status.engine_path, status.scripted, status.reason) == ("scripted", True, "")
 
 
 # -- ways to connect ---------------------------------------------------------------------------------------
@@ -424,10 +426,20 @@ async def test_tcp_works_like_a_unix_socket(tmp_path: Path) -> None:
 async def test_tls_works_and_a_stranger_certificate_does_not(tmp_path: Path, listen: str) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext".split()
-    subprocess.run(  # noqa: ASYNC221
-        [*command, names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
-    )
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    where = ["-addext", names, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command, *where], check=True, capture_output=True)  # noqa: ASYNC221
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(certificate, key)
     trusting = ssl.create_default_context(cafile=str(certificate))
