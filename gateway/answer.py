@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.metrics import Metrics
 from gateway.outlet import Outlet
@@ -17,16 +18,17 @@ from gateway.writers import Writer
 from pipeline.errors import (
     ClientGone,
     DeadlineExceeded,
-    EngineRejected,
+    EngineFailed,
     HeadraceError,
-    Overloaded,
     QueueTimeout,
     WorkerLost,
     WorkerStalled,
 )
 from pipeline.outbound import FINISH, Outbound
 from pipeline.ports import Engine, Handle
-from pipeline.values import EngineCall, FirstToken, TokenLogprobs
+from pipeline.values import EngineCall, FinishReason, FirstToken, TokenLogprobs
+
+COMPLETE: Final = "complete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Choice:
         "_has_text",
         "_held_since_s",
         "_index",
+        "_is_second",
         "_make",
         "_outbound",
         "handle",
@@ -63,7 +66,8 @@ class Choice:
         self._call = call
         self._make = make
         self._outbound = make()
-        self._has_text = False  # something was delivered
+        self._has_text = False  # something was written
+        self._is_second = False  # submitted again after its worker was lost
         self._held_since_s: float | None = None
         self.handle: Handle | None = None
         self.last_s: float | None = None  # monotonic time of the last token
@@ -72,6 +76,10 @@ class Choice:
     @property
     def is_done(self) -> bool:
         return self._outbound.finish is not None
+
+    @property
+    def worker(self) -> str:
+        return self.handle.worker if self.handle is not None else ""
 
     def submit(self, engine: Engine) -> None:
         self.handle = engine.submit(self._call, self)
@@ -89,7 +97,7 @@ class Choice:
         answer = self._answer
         outbound = self._outbound
         if finish is not None and finish not in FINISH:
-            self.failed(EngineRejected(f"The engine ended the request with the reason {finish!r}."))
+            self.failed(EngineFailed(f"The engine ended the request with the reason {finish!r}."))
             return
         if first is not None or self.last_s is None:
             answer.on_first(first, now_s)
@@ -114,11 +122,13 @@ class Choice:
             self._end(now_s)
 
     def failed(self, error: HeadraceError) -> None:
-        """`pipeline.ports.Sink.failed`. A lost worker costs nothing if nothing was delivered yet."""
-        if isinstance(error, WorkerLost) and not self._has_text and self._answer.may_resubmit(self):
+        """`pipeline.ports.Sink.failed`. A lost worker costs nothing, once, if nothing was delivered yet."""
+        answer = self._answer
+        may_restart = isinstance(error, WorkerLost) and not self._is_second and not answer.is_ended
+        if may_restart and (not self._has_text or answer.writer.take_back(self._index)):
             self._restart()
-            return
-        self._answer.fail(error)
+        else:
+            answer.fail(error)
 
     def abort(self) -> None:
         if self.handle is not None and not self.is_done:
@@ -129,13 +139,22 @@ class Choice:
         if self._held_since_s is None or now_s - self._held_since_s < limit_s or self.is_done:
             return
         self._held_since_s = None
-        self._answer.metrics.leaks.inc()
         text = self._outbound.expire()
         if text:
             self._has_text = True
             self._answer.writer.text(self._index, text)
         if self._outbound.finish is not None:
             self._end(now_s)
+
+    def report(self, record: RequestRecord, metrics: Metrics) -> None:
+        """What the filter found and held, when the answer has ended."""
+        outbound = self._outbound
+        record.rule_hits += len(outbound.hits)
+        record.held_peak = max(record.held_peak, outbound.peak_held)
+        record.undecided += 0 if self.is_done else outbound.num_held
+        metrics.leaks.inc(outbound.num_leaked)
+        for hit in outbound.hits:
+            metrics.hits.labels(hit.rule_id, "output", "shadow" if hit.shadow else hit.action).inc()
 
     def _write_with_logprobs(self, text: str) -> None:
         entries, self._outbound.logprobs = self._outbound.logprobs, []
@@ -146,18 +165,25 @@ class Choice:
         if outbound.ended_here and self.handle is not None:
             self.handle.abort()
         assert outbound.finish is not None
+        if outbound.logprobs:  # of tokens without text
+            self._write_with_logprobs("")
         self._answer.writer.finish(self._index, outbound.finish, outbound.stop_reason)
-        self._answer.on_choice_end(outbound, now_s)
+        self._answer.on_choice_end(outbound.finish, now_s)
 
     def _restart(self) -> None:
+        answer = self._answer
+        self._is_second = True
+        self._has_text = False
         self._outbound = self._make()
-        self.last_s = None
-        self._answer.record.output_tokens -= self.num_tokens
+        self._held_since_s = self.last_s = None
+        answer.record.output_tokens -= self.num_tokens
         self.num_tokens = 0
         try:
-            self.submit(self._answer.engine)
-        except (WorkerLost, Overloaded) as error:
-            self._answer.fail(WorkerLost(f"The worker was lost and no other one took the request: {error}"))
+            self.submit(answer.engine)
+        except HeadraceError as error:
+            answer.fail(WorkerLost(f"The worker was lost and no other one took the request: {error}"))
+        else:
+            answer.on_resubmit(self)
 
 
 class Answer:
@@ -185,21 +211,19 @@ class Answer:
         self._started_s = record.started_s
         self._written_s = record.started_s
         self._num_frames = 0
-        self._max_resubmits = 0
 
     def start(self, calls: Sequence[EngineCall], make: Callable[[], Outbound]) -> None:
-        """Submit every call. Raises `Overloaded` with nothing left running if one is refused."""
+        """Submit every call. Raises what the engine raises for one, with nothing left running."""
         self._choices = [Choice(self, index, call, make) for index, call in enumerate(calls)]
-        self._num_open = self._max_resubmits = self.record.num_choices = len(calls)
+        self._num_open = self.record.num_choices = len(calls)
         try:
             for choice in self._choices:
                 choice.submit(self.engine)
-        except Overloaded:
+        except HeadraceError:
             self._abort_all()
             self.is_ended = True
             raise
-        handle = self._choices[0].handle
-        self.record.worker = handle.worker if handle is not None else ""
+        self.record.worker = self._choices[0].worker
 
     def on_first(self, first: FirstToken | None, now_s: float) -> None:
         """The first token of a choice. The first of all opens the response."""
@@ -209,14 +233,13 @@ class Answer:
             self.record.cached_tokens = first.cached_tokens if first is not None else 0
             self.writer.first()
 
-    def on_choice_end(self, outbound: Outbound, now_s: float) -> None:
+    def on_choice_end(self, finish: FinishReason, now_s: float) -> None:
         record = self.record
         record.last_token_s = now_s
-        record.finish.append(outbound.finish or "")
-        self._count_hits(outbound)
+        record.finish.append(finish)
         self._num_open -= 1
-        if self._num_open == 0:
-            self._finish("complete")
+        if self._num_open == 0 and not self.is_ended:
+            self._finish(COMPLETE)
             self.writer.end(lambda: record.timings(now_s))
 
     def fail(self, error: HeadraceError) -> None:
@@ -224,25 +247,23 @@ class Answer:
         if self.is_ended:
             return
         self._abort_all()
-        self._finish(error.code or error.type, error.message)
+        self._finish(error.code or error.type, error.log_detail)
         self.writer.fail(error)
 
     def client_gone(self, reason: str) -> None:
-        """Nobody is left to answer: the engine stops at once, held text is dropped."""
-        if self.is_ended:
+        """Nobody is left to take the answer, or its last bytes: the engine stops, held text is dropped."""
+        if self.is_ended and self.record.ended != COMPLETE:
             return
         self._abort_all()
         self._finish(ClientGone.code or "", reason)
         self.record.status = self.record.status or ClientGone.status_hint
         self.outlet.drop()
 
-    def may_resubmit(self, choice: Choice) -> bool:
-        """Once per choice at most."""
-        if self.is_ended or self.record.resubmitted >= self._max_resubmits:
-            return False
+    def on_resubmit(self, choice: Choice) -> None:
+        """Another worker has taken over a choice."""
+        self.record.worker = choice.worker
         self.record.resubmitted += 1
         self.metrics.resubmitted.inc()
-        return True
 
     def check(self, now_s: float) -> None:
         """Enforce every time limit; called several times a second."""
@@ -272,8 +293,7 @@ class Answer:
             if choice.last_s is None and age_s > limits.queue_s:
                 return QueueTimeout(f"No first token within {limits.queue_s:g} s.")
             if choice.last_s is not None and now_s - choice.last_s > limits.stall_s:
-                worker = choice.handle.worker if choice.handle is not None else ""
-                return WorkerStalled(f"The worker {worker!r} sent no token for {limits.stall_s:g} s.")
+                return WorkerStalled(f"The worker {choice.worker!r} sent no token for {limits.stall_s:g} s.")
         return None
 
     def _keep_alive(self, now_s: float) -> None:
@@ -291,12 +311,9 @@ class Answer:
             choice.abort()
 
     def _finish(self, ended: str, detail: str = "") -> None:
-        self.is_ended = True
-        self.record.ended = ended
-        self.record.detail = detail
-
-    def _count_hits(self, outbound: Outbound) -> None:
-        self.record.rule_hits += len(outbound.hits)
-        for hit in outbound.hits:
-            action = "shadow" if hit.shadow else hit.action
-            self.metrics.hits.labels(hit.rule_id, "output", action).inc()
+        record = self.record
+        record.ended, record.detail = ended, detail
+        if not self.is_ended:
+            self.is_ended = True
+            for choice in self._choices:
+                choice.report(record, self.metrics)

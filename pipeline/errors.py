@@ -6,6 +6,7 @@
     │   ├── ContextTooLong          400, names both numbers
     │   ├── ContentBlocked          400, a rule stopped the prompt
     │   ├── BadKey                  401
+    │   ├── EngineRejected          400, the engine refuses its parameters
     │   ├── UnknownModel            404
     │   ├── BodyTooLarge            413
     │   └── HeadersTooLarge         431
@@ -18,7 +19,7 @@
     │   ├── WorkerStalled
     │   ├── QueueTimeout
     │   ├── DeadlineExceeded
-    │   └── EngineRejected
+    │   └── EngineFailed
     └── ClientGone                  nobody is left to answer
 
 Errors here carry facts; turning one into an HTTP status or an in-stream error frame happens in one place,
@@ -26,6 +27,11 @@ Errors here carry facts; turning one into an HTTP status or an in-stream error f
 """
 
 from __future__ import annotations
+
+import re
+from typing import Final
+
+_FIELD_PATH: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
 class HeadraceError(Exception):
@@ -40,12 +46,22 @@ class HeadraceError(Exception):
     def message(self) -> str:
         return str(self)
 
+    @property
+    def log_detail(self) -> str:
+        """What a log may hold of it: the message, unless that may quote the request."""
+        return self.message
+
 
 class ClientError(HeadraceError):
     """The request is at fault; sending it again unchanged cannot help."""
 
     status_hint = 400
     type = "invalid_request_error"
+
+    @property
+    def log_detail(self) -> str:
+        """The field alone: the message shows the value read, which may be a user's text."""
+        return self.param if self.param and _FIELD_PATH.fullmatch(self.param) else ""
 
 
 class InvalidRequest(ClientError):
@@ -93,6 +109,12 @@ class BadKey(ClientError):
         self, message: str = "Missing or wrong API key. Send it as 'Authorization: Bearer KEY'."
     ) -> None:
         super().__init__(message)
+
+
+class EngineRejected(ClientError):
+    """The engine refuses what this request asks of it (a grammar that does not compile); the message is its own."""
+
+    code = "engine_rejected"
 
 
 class UnknownModel(ClientError):
@@ -187,10 +209,10 @@ class DeadlineExceeded(EngineFault):
     code = "deadline_exceeded"
 
 
-class EngineRejected(EngineFault):
-    """The engine refused or failed this one request; the message is the engine's own."""
+class EngineFailed(EngineFault):
+    """The engine gave up this one request without a finish."""
 
-    code = "engine_rejected"
+    code = "engine_failed"
 
 
 class ClientGone(HeadraceError):
