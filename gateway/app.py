@@ -90,11 +90,16 @@ class Gateway:
         """End what is still running with a named error."""
         self.flow.open.fail_all(Draining("The server is shutting down; the answer was cut off."))
 
+    def publish(self) -> None:
+        """Bring the gauges up to date: once a second, for other processes, and for a scrape."""
+        self.flow.open.publish()
+        self.metrics.publish_workers(self.pool.statuses())
+
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
         """ASGI's lifespan."""
         await self.pool.start()
-        watch = asyncio.create_task(self.flow.open.watch(), name="watch open requests")
+        watch = asyncio.create_task(self.flow.open.watch(self.publish), name="watch open requests")
         try:
             yield
         finally:
@@ -118,7 +123,9 @@ class App:
             )
             for path, route in generation_routes(gateway.request_limits).items()
         }
-        system = SystemRoutes(gateway.pool, gateway.keys, gateway.metrics, lambda: gateway.flow.is_draining)
+        system = SystemRoutes(
+            gateway.pool, gateway.keys, gateway.metrics, gateway.publish, lambda: gateway.flow.is_draining
+        )
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
         self._others = Starlette(

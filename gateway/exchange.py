@@ -21,7 +21,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 SANE_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-ABORT_EXTENSION: Final = "headrace.abort"  # gateway/server.py puts the transport's abort() there
+ABORT_EXTENSION: Final = "headrace.abort"  # gateway/http_protocol.py puts the transport's abort() there
 
 
 class Exchange:
@@ -72,7 +72,7 @@ class Exchange:
     def fail(self, error: Exception) -> None:
         """Answer with an error; only before anything else was sent."""
         if isinstance(error, HeadraceError):
-            self.record.ended, self.record.detail = error.code or error.type, error.message
+            self.record.ended, self.record.detail = error.code or error.type, error.log_detail
         else:
             self.record.ended = INTERNAL_CODE
         if isinstance(error, ClientGone):

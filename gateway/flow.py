@@ -89,6 +89,8 @@ class Flow:
             await exchange.finished()
         finally:
             self.open.remove(exchange)
+            if not answer.is_ended:  # cancelled: the server stops
+                answer.client_gone("the server has ended the connection")
 
     def _admit(self, model: str) -> Model:
         """Before any tokenizing: is there a model, a worker, and room in its queue?"""

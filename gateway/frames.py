@@ -17,6 +17,8 @@ from pipeline.values import FinishReason, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
+# A token that cannot be sampled has -inf, which JSON lacks; vLLM and OpenAI write this number.
+MIN_LOGPROB: Final = -9999.0
 Json = Any
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -178,7 +180,7 @@ class CompletionShape:
     def logprobs(self, entries: Sequence[PositionLogprobs], texts: TokenTexts) -> Json:
         return {
             "text_offset": [entry.start for entry in entries],
-            "token_logprobs": [entry.logprobs.logprobs[0] for entry in entries],
+            "token_logprobs": [_finite(entry.logprobs.logprobs[0]) for entry in entries],
             "tokens": [texts.token_text(entry.token_id) for entry in entries],
             "top_logprobs": [_top_by_text(entry, texts) for entry in entries],
         }
@@ -227,7 +229,8 @@ def _chat_logprobs(entry: PositionLogprobs, texts: TokenTexts) -> Json:
 
 
 def _token_logprob(token_id: int, value: float, texts: TokenTexts) -> dict[str, Json]:
-    return {"token": texts.token_text(token_id), "logprob": value, "bytes": list(texts.token_bytes(token_id))}
+    text, data = texts.token_text(token_id), texts.token_bytes(token_id)
+    return {"token": text, "logprob": _finite(value), "bytes": list(data)}
 
 
 def _top_by_text(entry: PositionLogprobs, texts: TokenTexts) -> Mapping[str, float]:
@@ -235,8 +238,12 @@ def _top_by_text(entry: PositionLogprobs, texts: TokenTexts) -> Mapping[str, flo
     ids, values = entry.logprobs.token_ids, entry.logprobs.logprobs
     top: dict[str, float] = {}
     for token_id, value in zip(ids, values, strict=True):
-        top.setdefault(texts.token_text(token_id), value)
+        top.setdefault(texts.token_text(token_id), _finite(value))
     return top
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB  # in this order NaN does not pass
 
 
 ShapeFactory = Callable[[str, int, str], Shape]

@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.error_body import error_response
+from gateway.exchange import ABORT_EXTENSION
 from pipeline.errors import HeadersTooLarge, HeadraceError, InvalidRequest
 
 # Closing a socket with unread input resets the connection, and the reset can overtake the answer. So the
@@ -150,6 +151,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             self.cycle.transport = _CycleTransport(self.transport, self._close)  # type: ignore[assignment]
+            self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
 
     def on_body(self, body: bytes) -> None:
         self._settled = True

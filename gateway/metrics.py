@@ -19,6 +19,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
+from backend.pool import WorkerStatus
+from backend.remote_worker import READY
+
 # Stages of ours take tens of microseconds to milliseconds; prefill takes seconds.
 STAGE_BUCKETS_S: Final = (
     5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3,
@@ -51,10 +54,7 @@ class HotHistogram:
         self._sum += value
 
     def flush(self) -> None:
-        """prometheus_client has no public way to add many observations;
-
-        its buckets are plain `inc`-able values.
-        """
+        """prometheus_client has no public way to add many observations; its buckets are `inc`-able values."""
         counts, self._counts = self._counts, [0] * len(self._counts)
         total, self._sum = self._sum, 0.0
         for bucket, count in zip(self._target._buckets, counts, strict=True):
@@ -136,9 +136,12 @@ class Metrics:
             "headrace_resubmitted", "Choices sent to another worker after theirs was lost.", registry=registry
         )
         self.leaks = Counter(
-            "headrace_released_at_bound", "Times a filter's bound released undecided text.", registry=registry
+            "headrace_released_at_bound_characters",
+            "Characters that a filter let go undecided at one of its bounds.",
+            registry=registry,
         )
         self._gauges(registry)
+        self._held_peak = 0
 
     def _gauges(self, registry: CollectorRegistry) -> None:
         self.open_requests = Gauge(
@@ -188,6 +191,21 @@ class Metrics:
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
+
+    def note_held(self, num_characters: int) -> None:
+        """A filter has held so many characters at its peak."""
+        if num_characters > self._held_peak:
+            self._held_peak = num_characters
+            self.held_peak.set(num_characters)
+
+    def publish_workers(self, statuses: Sequence[WorkerStatus]) -> None:
+        """Bring the workers' gauges up to date."""
+        for status in statuses:
+            worker = status.address
+            self.worker_outstanding.labels(worker).set(status.outstanding_tokens)
+            self.workers["ready"].labels(worker).set(status.state == READY)
+            for name in WORKER_GAUGES.keys() - {"ready"}:
+                self.workers[name].labels(worker).set(getattr(status, name))
 
     def flush(self) -> None:
         """Move what was counted per token to where a scrape sees it."""

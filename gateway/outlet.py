@@ -64,8 +64,10 @@ class Outlet:
         self.closed = True
         self._buffer.clear()
         self.num_buffered = 0
+        self.blocked_since_s = None
         if self._task is not None:
             self._task.cancel()
+            self._task = None  # here, since a task that is cancelled before its first step runs nothing
 
     async def flushed(self) -> None:
         """Returns when nothing waits for the client any more."""

@@ -38,6 +38,8 @@ class RequestRecord:
     detail: str = ""
     resubmitted: int = 0
     rule_hits: int = 0
+    held_peak: int = 0  # raw characters
+    undecided: int = 0  # raw characters that a filter still held when the answer was broken off
     buffered_peak: int = 0
     _stage_s: float = 0.0
 
@@ -113,6 +115,8 @@ class RequestRecord:
             "detail": self.detail,
             "resubmitted": self.resubmitted,
             "rule_hits": self.rule_hits,
+            "held_peak_characters": self.held_peak,
+            "undecided_characters": self.undecided,
             "buffered_peak_bytes": self.buffered_peak,
         }
 
@@ -121,6 +125,7 @@ class RequestRecord:
         metrics.requests.labels(self.route, str(self.status), self.ended).inc()
         for name, seconds in self.stages_s.items():
             metrics.stage.labels(name).observe(seconds)
+        metrics.note_held(self.held_peak)
         if not self.model:
             return
         metrics.duration.labels(self.model).observe(now_s - self.started_s)

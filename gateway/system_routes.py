@@ -16,7 +16,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from backend.pool import WorkerPool
-from backend.remote_worker import READY
 from gateway.error_body import error_response
 from gateway.frames import json_bytes
 from gateway.keys import ApiKeys
@@ -28,11 +27,17 @@ class SystemRoutes:
     """Answers about the gateway itself."""
 
     def __init__(
-        self, pool: WorkerPool, keys: ApiKeys, metrics: Metrics, is_draining: Callable[[], bool]
+        self,
+        pool: WorkerPool,
+        keys: ApiKeys,
+        metrics: Metrics,
+        publish: Callable[[], None],
+        is_draining: Callable[[], bool],
     ) -> None:
         self._pool = pool
         self._keys = keys
         self._metrics = metrics
+        self._publish = publish  # brings the gauges up to date
         self._is_draining = is_draining
 
     def routes(self) -> Sequence[Route]:
@@ -59,7 +64,7 @@ class SystemRoutes:
         return _json(body, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        self._publish_workers()
+        self._publish()
         return Response(self._metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:
@@ -96,16 +101,6 @@ class SystemRoutes:
             }
             for info in self._pool.models()
         ]
-
-    def _publish_workers(self) -> None:
-        gauges = self._metrics.workers
-        for status in self._pool.statuses():
-            worker = status.address
-            gauges["ready"].labels(worker).set(status.state == READY)
-            self._metrics.worker_outstanding.labels(worker).set(status.outstanding_tokens)
-            for name, gauge in gauges.items():
-                if name != "ready":
-                    gauge.labels(worker).set(getattr(status, name))
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -7,6 +7,7 @@ Ten times a second, so that a deadline reaches the worker within 200 ms.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
@@ -42,15 +43,15 @@ class OpenRequests:
         for answer in list(self._open.values()):
             answer.fail(error)
 
-    async def watch(self) -> None:
-        """Runs until it is cancelled."""
+    async def watch(self, publish: Callable[[], None]) -> None:
+        """Runs until it is cancelled. `publish` brings all gauges up to date."""
         periods = 0
         while True:
             await asyncio.sleep(PERIOD_S)
             self.look(monotonic())
             periods += 1
             if periods % FLUSH_PERIODS == 0:
-                self.publish()
+                publish()
 
     def look(self, now_s: float) -> None:
         """Enforce the limits of every open request."""

@@ -36,6 +36,9 @@ class Writer(Protocol):
 
     def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None: ...
 
+    def take_back(self, index: int) -> bool:
+        """Forget a choice's text if none of it has left; whether that was so."""
+
     def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None: ...
 
     def end(self, timings: Callable[[], dict[str, Any]]) -> None: ...
@@ -87,6 +90,9 @@ class SseWriter:
 
     def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None:
         self._choice(self._shape.delta(index, text, self._shape.logprobs(entries, self._texts)))
+
+    def take_back(self, index: int) -> bool:
+        return False
 
     def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None:
         self._choice(self._shape.ending(index, finish, stop_reason))
@@ -150,10 +156,13 @@ class JsonWriter:
 
     def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None:
         self._parts[index].append(text)
-        collected = self._entries[index]
-        self._entries[index] = [*(collected or ()), *entries] if collected is None else collected
-        if collected is not None:
-            collected.extend(entries)
+        self._entries[index] = collected = self._entries[index] or []
+        collected += entries
+
+    def take_back(self, index: int) -> bool:
+        self._parts[index].clear()
+        self._entries[index] = None
+        return True
 
     def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None:
         entries = self._entries[index]

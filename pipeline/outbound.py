@@ -43,6 +43,7 @@ class Outbound:
         "_detokenizer",
         "_filter",
         "_hides_stop",
+        "_open",
         "_queue",
         "_rewritten",
         "_stops",
@@ -66,6 +67,7 @@ class Outbound:
         self._stops = stops
         self._filter = text_filter
         self._hides_stop = not include_stop
+        self._open: list[tuple[int, int, TokenLogprobs]] = []  # token, start: its text is not all there yet
         self._queue: deque[PositionLogprobs] = deque()
         self._rewritten: list[tuple[int, int]] = []
         self._text_end = 0  # raw characters so far; counted only for logprobs
@@ -106,7 +108,19 @@ class Outbound:
         assert self._filter is not None, "only a filter holds text"
         text = self._filter.expire()
         self._settle()
+        if self._queue:
+            self._release_logprobs()
         return text
+
+    @property
+    def peak_held(self) -> int:
+        """The most raw characters that the filter ever held."""
+        return 0 if self._filter is None else self._filter.peak_held
+
+    @property
+    def num_leaked(self) -> int:
+        """Raw characters that the filter let go undecided at one of its bounds."""
+        return 0 if self._filter is None else self._filter.num_leaked
 
     def _decoded(self, ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> str:
         """The text of these ids up to a stop string; id by id where it matters which id made which text."""
@@ -135,7 +149,10 @@ class Outbound:
 
     def _last_text(self, finish: FinishReason, stop: int | str | None) -> str:
         """The engine has ended: what an incomplete character or stop string held back."""
-        text = self._searched(self._detokenizer.flush(), 0)
+        rest = self._detokenizer.flush()
+        self._text_end += len(rest)
+        self._close_open()
+        text = self._searched(rest, 0)
         if self.finish is None:
             self.finish, self.stop_reason = finish, stop
             if self._stops is not None:
@@ -143,14 +160,20 @@ class Outbound:
         return text
 
     def _place(self, token_id: int, text: str, entry: TokenLogprobs) -> None:
-        """Queue a token's logprobs behind its text.
-
-        A token that ends in mid-character lasts to the end of that.
-        """
+        """Queue a token's logprobs behind its text, which may end with a later token, in mid-character."""
         start = self._text_end
         self._text_end += len(text)
-        end = self._text_end + self._detokenizer.is_mid_character
-        self._queue.append(PositionLogprobs(token_id, start, end, self._visible(entry)))
+        if text:
+            self._close_open()
+        self._open.append((token_id, start, self._visible(entry)))
+        if not self._detokenizer.is_mid_character:
+            self._close_open()
+
+    def _close_open(self) -> None:
+        """The text so far is certain: it is all that the open tokens took part in."""
+        end = self._text_end
+        self._queue += [PositionLogprobs(token, start, end, entry) for token, start, entry in self._open]
+        self._open.clear()
 
     def _visible(self, entry: TokenLogprobs) -> TokenLogprobs:
         """With a filter, alternatives stay here: one of them could complete a denied word."""
@@ -176,13 +199,13 @@ class Outbound:
         assert text_filter is not None
         self.num_held = text_filter.held
         self.hits += text_filter.hits
-        if self._queue:
+        if self._queue or self._open:
             self._rewritten += [
                 (hit.start, hit.end) for hit in text_filter.hits if hit.action in REWRITES and not hit.shadow
             ]
         text_filter.hits.clear()
         if text_filter.blocked:
-            self.ended_here = self.finish is None
+            self.ended_here = self.ended_here or self.finish is None
             self.finish, self.stop_reason = "content_filter", None
 
     def _release_logprobs(self) -> None:
@@ -198,7 +221,8 @@ class Outbound:
                 self.logprobs.append(entry)
         if self.finish is not None:
             queue.clear()
-        if not queue:
+            self._open.clear()
+        if not queue and not self._open:
             self._rewritten.clear()
 
     def _released(self) -> int:

@@ -70,6 +70,8 @@ class TextFilter(Protocol):
     """A streaming content filter: one state per choice and channel. `filters.stream.StreamFilter` is one."""
 
     held: int  # raw characters that wait for their fate now
+    peak_held: int
+    num_leaked: int  # raw characters that left undecided at a bound
     released: int  # raw characters of the input whose fate is settled: all that derives from them may leave
     hits: list[Hit]  # in order, shadow ones too; the owner may clear it
     blocked: bool  # a block rule matched: nothing more leaves
