@@ -1,14 +1,20 @@
+import asyncio
 import http.client
 import os
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway import supervisor
 from gateway.http_client import open_connection
+from gateway.supervisor import Child, ChildError, Supervisor
+from gateway.supervisor import Program as ChildProgram
 from tests.gateway.programs import Program, is_alive, running, wait_until
 
 TINY = ("-m", "tests.gateway.tiny_supervisor")
@@ -106,18 +112,71 @@ def test_a_killed_parent_leaves_no_orphans(two: Program) -> None:
     wait_until(lambda: not any(is_alive(pid) for pid in children))
 
 
-def test_a_child_that_cannot_start_ends_everything_with_its_code() -> None:
-    with running(*TINY, HEADRACE_PORT="0", TINY_CHILD_FAULT="exit") as program:
-        assert program.exit_code() == 7
-        assert "cannot load the model" in program.output
-        assert "worker could not start (exit code 7)" in program.output
+def child(body: str, **options: Any) -> Child:
+    """A small child. `fd` is where it reports that it is ready."""
+    code = f"import os, signal, sys, time; fd = int(sys.stdin.readline()); {body}"
+    options = {"orders": lambda fd: b"%d\n" % fd, "stop_limit_s": 20.0, **options}
+    return Child(ChildProgram(name="tiny", command=(sys.executable, "-ISc", code), **options))
 
 
-def test_a_child_that_keeps_dying_ends_everything() -> None:
-    with running(*TINY, HEADRACE_PORT="0", TINY_CHILD_FAULT="loop") as program:
-        assert program.exit_code() == 1
-        assert len(program.starting("child worker")) == 5
-        assert "worker died 5 times in a row, the last time: exit code 9" in program.output
+async def test_a_child_that_dies_before_it_was_ready_is_a_failure_with_its_code() -> None:
+    with pytest.raises(ChildError, match=r"tiny could not start \(exit code 7\)") as caught:
+        await child("sys.exit(7)").keep()
+    assert caught.value.code == 7
+    with pytest.raises(ChildError, match=r"tiny could not start \(signal SIGKILL\)") as caught:
+        await child("os.kill(os.getpid(), signal.SIGKILL)").keep()
+    assert caught.value.code == 1
+
+
+async def test_a_child_that_keeps_dying_is_a_failure_after_five_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    dead: list[int] = []
+    with pytest.raises(ChildError, match="tiny died 5 times in a row, the last time: exit code 9") as caught:
+        await child("os.write(fd, b'1'); sys.exit(9)", died=dead.append).keep()
+    assert caught.value.code == 1
+    assert len(set(dead)) == 5
+
+
+async def test_a_child_that_lives_long_between_its_deaths_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(supervisor, "QUICK_S", 0.0)
+    dead: list[int] = []
+    kept = child("os.write(fd, b'1')", died=lambda pid: (dead.append(pid), len(dead) == 8 and kept.stop()))
+    assert await kept.keep() == 0
+    assert len(dead) == 8
+
+
+async def test_a_stop_interrupts_the_pause_before_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 600.0)
+    died = asyncio.Event()
+    kept = child("os.write(fd, b'1')", died=lambda pid: died.set())
+    keeping = asyncio.create_task(kept.keep())
+    await died.wait()
+    kept.stop()
+    assert await keeping == 0
+
+
+async def test_a_stop_before_the_child_exists_ends_it_all_the_same() -> None:
+    kept = child("os.write(fd, b'1'); time.sleep(60)")
+    keeping = asyncio.create_task(kept.keep())
+    await asyncio.sleep(0)
+    kept.stop()
+    assert await keeping == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("body", "code"), [("sys.exit(7)", 7), ("os.write(fd, b'1'); sys.exit(0)", 1)])
+async def test_a_failed_child_ends_the_others_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], body: str, code: int
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    other = child("os.write(fd, b'1'); time.sleep(60)")
+    both = Supervisor([child(body).program, other.program])
+    assert await both.run() == code
+    assert both.children[1].pid is None
+    assert "headrace: tiny " in capfd.readouterr().err
 
 
 def test_a_child_that_ignores_sigterm_is_killed() -> None:

@@ -1,8 +1,7 @@
 """The tiny app under the real supervisor, as a program, with a child that stands for the worker.
 
-As a parent it prints one line per event: `listening …`, and each child `child ROLE PID` when it has
-started. What a child should do wrong comes in TINY_CHILD_FAULT: `exit` (at the start), `loop` (soon after
-it was ready), `deaf` (ignores SIGTERM).
+As a parent it prints one line per event: `folder …`, `listening …`, and for each child `child ROLE PID` when
+it has started. With TINY_CHILD_FAULT=deaf the worker ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -36,16 +35,10 @@ def gateway_child(settings: Settings, orders: Orders) -> int:
 
 
 def worker_child(settings: Settings, orders: Orders) -> int:
-    fault = os.environ.get("TINY_CHILD_FAULT")
-    if fault == "exit":
-        print("cannot load the model", file=sys.stderr, flush=True)
-        return 7
-    if fault == "deaf":
+    if os.environ.get("TINY_CHILD_FAULT") == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(f"child worker {os.getpid()}", flush=True)
     process.tell_ready(orders)
-    if fault == "loop":
-        return 9
     time.sleep(60)
     return 0
 
