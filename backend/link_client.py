@@ -1,7 +1,6 @@
 """The gateway's end of the link: one connection to one worker.
 
-The hot path is `_step`: one look at the clock per read, then per delta a list index, a compare of generations
-and the sink's call. All that is rare (first token, finish, strangers) is off it. Slots are `backend.slots`.
+Handshake, framing, silence, files. What a frame means for the streams is `backend.dispatch`.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from typing import Any, Final, cast
 
 from backend import link
 from backend.address import Address, connect, tune
+from backend.dispatch import Dispatch
 from backend.file_receiver import FileReceiver
 from backend.link import (
-    Abort,
     Challenge,
     Closed,
-    Delta,
     Error,
     FilePiece,
     Framer,
@@ -32,11 +30,10 @@ from backend.link import (
     Welcome,
 )
 from backend.silence import Silence
-from backend.slots import ABORTING, LIVE, Slot, SlotTable
-from backend.uploads import Uploads
-from pipeline.errors import EngineFault, EngineRejected, HeadraceError, QueueFull, WorkerLost, WorkerStalled
+from backend.slots import Slot, SlotTable
+from pipeline.errors import EngineFault, WorkerLost, WorkerStalled
 from pipeline.ports import Sink
-from pipeline.values import EngineCall, FirstToken, TokenLogprobs
+from pipeline.values import EngineCall
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +84,8 @@ class LinkClient(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.address = address
         self.key = str(address)  # the same over a worker's restarts, for routing
-        self.worker = str(address)  # the worker's own name once welcomed
         self.stats = Stats()
-        self.slots = SlotTable()
+        self._dispatch = Dispatch(str(address), self._write)
         self.ended: asyncio.Future[EngineFault] = loop.create_future()
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
         self._secret = secret or b""
@@ -102,10 +98,17 @@ class LinkClient(asyncio.Protocol):
         self._phase = "greeting"  # greeting -> proving -> open -> closed
         self._framer = Framer()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set before any other callback
-        self._uploads = Uploads()
-        self._is_paused = False
         self._files = FileReceiver()
         self._silence = Silence(self._stalled)
+
+    @property
+    def worker(self) -> str:
+        """The worker's own name, its address until it has introduced itself."""
+        return self._dispatch.worker
+
+    @property
+    def slots(self) -> SlotTable:
+        return self._dispatch.slots
 
     @property
     def is_open(self) -> bool:
@@ -134,27 +137,11 @@ class LinkClient(asyncio.Protocol):
         """
         if self._phase != "open":
             raise WorkerLost(f"worker {self.worker} is not connected")
-        slot = self.slots.allocate(call, sink)
-        try:
-            frame = self._uploads.start(slot.number, slot.generation, call)
-        except HeadraceError:
-            self.slots.release(slot, "unsent")
-            raise
-        if frame is None:
-            self._pump()
-        else:
-            self._transport.write(frame)
-        return LinkHandle(self, slot)
+        return LinkHandle(self, self._dispatch.submit(call, sink))
 
     def abort(self, slot: Slot, generation: int) -> None:
-        """End a choice; nothing happens if it is over. What is left of a long prompt is not sent."""
-        if slot.generation != generation or slot.state is not LIVE:
-            return
-        if self._uploads.drop(slot.number):  # the worker has never heard of it
-            self.slots.release(slot, "unsent")
-            return
-        self.slots.abort(slot)
-        self._transport.write(link.encode(Abort([(slot.number, generation)])))
+        """End the choice that had this slot and generation; nothing happens if it is over."""
+        self._dispatch.abort(slot, generation)
 
     def fetch(self, sha256: str, num_bytes: int) -> asyncio.Future[bytes]:
         """Ask for an announced file of this size. Fails with the `EngineFault` that ends the link."""
@@ -184,7 +171,7 @@ class LinkClient(asyncio.Protocol):
         try:
             for frame in self._framer.feed(data):
                 if type(frame) is Step and self._phase == "open":
-                    self._step(frame.deltas, now_s)
+                    self._dispatch.step(frame.deltas, now_s)
                 else:
                     self._receive(frame)
                 if self._phase == "closed":
@@ -194,11 +181,10 @@ class LinkClient(asyncio.Protocol):
             self.end(WorkerLost(f"worker {self.worker} broke the protocol: {error}"))
 
     def pause_writing(self) -> None:
-        self._is_paused = True
+        self._dispatch.pause()
 
     def resume_writing(self) -> None:
-        self._is_paused = False
-        self._pump()
+        self._dispatch.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         reason = str(exc or "closed by the worker")
@@ -216,71 +202,14 @@ class LinkClient(asyncio.Protocol):
             self._transport.abort()
         self.ended.set_result(error)
         self._on_end(error)
-        self._uploads = Uploads()
         self._files.fail(error)
-        for slot in self.slots.occupied():
-            self._fail(slot, "lost", error)
-
-    def _pump(self) -> None:
-        """Send long prompts, a piece per drained buffer."""
-        while not self._is_paused and (part := self._uploads.take_piece()) is not None:
-            self._transport.write(part)
+        self._dispatch.fail_all(error)
 
     def _stalled(self, limit_s: float) -> None:
         logger.warning("worker %s at %s sent nothing for %.1f s", self.worker, self.address, limit_s)
         self.end(WorkerStalled(f"worker {self.worker} has sent nothing for {limit_s:g} s"))
 
     # -- in ------------------------------------------------------------------------------------------------
-
-    def _step(self, deltas: list[Delta], now_s: float) -> None:
-        """The hot path. A sink that raises ends its own stream only."""
-        slots = self.slots.table
-        for delta in deltas:
-            try:
-                slot = slots[delta.slot]
-            except IndexError:
-                raise LinkError(f"tokens for slot {delta.slot}, which was never used") from None
-            if slot.live_generation != delta.generation:
-                self._stray(slot, delta)
-                continue
-            try:
-                if delta.extra is None and delta.finish is None:
-                    slot.tokens(delta.ids, None, None, None, None, now_s)
-                else:
-                    self._rare(slot, delta, now_s)
-            except Exception as error:
-                self._sink_raised(slot, delta.generation, error)
-
-    def _rare(self, slot: Slot, delta: Delta, now_s: float) -> None:
-        """A first token, a finish, or logprobs. The slot is free before the sink hears of its finish."""
-        first: FirstToken | None = None
-        logprobs: list[TokenLogprobs] | None = None
-        extra, tokens = delta.extra, slot.tokens
-        if extra is not None:
-            if extra.is_first:
-                first = FirstToken(extra.cached_tokens, extra.queue_ms, extra.prefill_ms)
-                self.slots.first_token(slot)
-            if extra.logprobs is not None:
-                logprobs = [TokenLogprobs(*entry) for entry in extra.logprobs]
-        if delta.finish is not None:
-            self._uploads.drop(slot.number)
-            self.slots.release(slot, "finish")
-        tokens(delta.ids, delta.finish, delta.stop, first, logprobs, now_s)
-
-    def _stray(self, slot: Slot, delta: Delta) -> None:
-        """A delta that crossed our abort; anything else is a foreign token, dropped and counted."""
-        if slot.state is ABORTING and slot.generation == delta.generation:
-            if delta.finish is not None:
-                self.slots.release(slot, "finish")
-        else:
-            self.slots.num_dropped += 1
-
-    def _sink_raised(self, slot: Slot, generation: int, error: Exception) -> None:
-        logger.error("a stream's sink raised; its stream ends", exc_info=error)
-        sink = slot.sink if slot.generation == generation else None
-        self.abort(slot, generation)
-        if sink is not None:
-            _tell(sink, HeadraceError("An internal error ended this stream."))
 
     def _receive(self, frame: Any) -> None:
         handler = _HANDLERS.get((self._phase, type(frame)))
@@ -296,7 +225,7 @@ class LinkClient(asyncio.Protocol):
 
     def _welcomed(self, welcome: Welcome) -> None:
         link.check_proof(self._secret, self._nonce, b"worker", welcome.mac)
-        self.worker = welcome.worker[:200]
+        self._dispatch.worker = welcome.worker[:200]
         self._phase = "open"
         self._silence.start(self._limits.stall_s)
         self._welcome.set_result(welcome)
@@ -306,47 +235,17 @@ class LinkClient(asyncio.Protocol):
         self._on_stats(stats)
 
     def _closed(self, frame: Closed) -> None:
-        for number, generation in frame.slots:
-            slot = self.slots.find(number, generation)
-            if slot is None:
-                self.slots.num_dropped += 1
-            elif slot.state is LIVE:
-                self._fail(slot, "closed", WorkerLost(f"worker {self.worker} closed a stream nobody aborted"))
-            else:
-                self.slots.release(slot, "closed")
+        self._dispatch.closed(frame)
 
     def _error(self, frame: Error) -> None:
-        slot = self.slots.find(frame.slot, frame.generation)
-        if slot is None:
-            self.slots.num_dropped += 1
-            return
-        self._uploads.drop(slot.number)
-        self._fail(slot, "error", _fault(self.worker, frame))
+        self._dispatch.error(frame)
 
     def _file(self, piece: FilePiece) -> None:
         self._files.receive(piece)
 
-    def _fail(self, slot: Slot, event: str, error: HeadraceError) -> None:
-        """Free a slot; its sink hears why, unless it was aborted."""
-        sink = slot.sink
-        self.slots.release(slot, event)
-        if sink is not None:
-            _tell(sink, error)
-
-
-def _tell(sink: Sink, error: HeadraceError) -> None:
-    try:
-        sink.failed(error)
-    except Exception:
-        logger.exception("a stream's sink raised when told of its failure")
-
-
-def _fault(worker: str, frame: Error) -> HeadraceError:
-    if frame.kind == "busy":
-        return QueueFull(f"worker {worker} takes no more requests: {frame.message}")
-    if frame.kind == "rejected":
-        return EngineRejected(frame.message)
-    return WorkerLost(f"worker {worker}: {frame.message}")
+    def _write(self, frame: bytearray) -> None:
+        if self._phase != "closed":
+            self._transport.write(frame)
 
 
 _HANDLERS: Final[dict[tuple[str, type], Any]] = {

@@ -58,7 +58,7 @@ class LinkServer:
         self._engine = engine
         self._tls = tls
         self._server: asyncio.Server | None = None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # oldest first
         self._idle = asyncio.Event()
         self._idle.set()
         self._stats_task: asyncio.Task[None] | None = None
@@ -105,6 +105,8 @@ class LinkServer:
             self._server = None
         if self._stats_task is not None:
             self._stats_task.cancel()
+            await asyncio.gather(self._stats_task, return_exceptions=True)
+            self._stats_task = None
         connections = list(self._connections)
         self._end_all("the worker was stopped")
         if connections:
@@ -149,14 +151,19 @@ class LinkServer:
         )
 
     def opened(self, connection: Connection) -> bool:
+        """Take a new connection in, if there is room. A silent stranger never takes a gateway's place."""
+        if len(self._connections) >= self.limits.max_connections:
+            stranger = next((other for other in self._connections if other.phase == "greeting"), None)
+            if stranger is not None:
+                stranger.end("it has not proven itself, and another connection needs its place")
         if len(self._connections) >= self.limits.max_connections or self.died.done():
             logger.warning("refusing a connection: %d are open", len(self._connections))
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         return True
 
     def lost(self, connection: Connection, streams: Sequence[Stream]) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if streams:
             self._engine.abort(streams)
 
@@ -196,7 +203,11 @@ class LinkServer:
                 stream.connection.finished(stream)
                 self._done(stream)
         for connection in touched:
-            connection.send_step()
+            try:
+                connection.send_step()
+            except Exception as error:  # an output that cannot be encoded is one gateway's trouble, not all's
+                logger.exception("a step could not be sent")
+                connection.end(f"a step could not be sent: {type(error).__name__}")
 
     def _late(self, stream: Stream, output: Output) -> None:
         """An output that crossed an abort: only its finish matters."""

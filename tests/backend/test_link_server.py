@@ -200,6 +200,16 @@ async def test_more_connections_than_allowed_are_refused(tmp_path: Path) -> None
     await rig.server.stop()
 
 
+async def test_gateway_gets_the_place_of_the_oldest_silent_stranger(tmp_path: Path) -> None:
+    rig = await make_rig(tmp_path, max_connections=3)
+    oldest, newer = Gateway(rig.server), Gateway(rig.server)
+    gateway = Gateway(rig.server)
+    assert (oldest.transport.is_ended, newer.transport.is_ended) == (True, False)
+    assert isinstance(gateway.shake()[0], link.Welcome)
+    assert not rig.gateway.transport.is_ended
+    await rig.server.stop()
+
+
 async def test_listening_beyond_loopback_without_trust_is_refused() -> None:
     with pytest.raises(AddressError, match="refusing to listen"):
         LinkServer(HandEngine(), parse_address("tcp://0.0.0.0:0"))
@@ -309,6 +319,20 @@ async def test_output_after_the_end_is_dropped_and_counted(tmp_path: Path) -> No
     rig.engine.events.failed(rig.engine.key(0), "engine", "no")
     assert rig.gateway.frames() == []
     assert rig.server.num_late == 1
+    await rig.server.stop()
+
+
+async def test_output_that_cannot_be_encoded_ends_its_connection_only(tmp_path: Path) -> None:
+    rig = await make_rig(tmp_path)
+    other = Gateway(rig.server)
+    other.shake()
+    rig.gateway.send(submit(0, 1))
+    other.send(submit(0, 1))
+    bad, good = rig.engine.jobs
+    rig.engine.events.step([Output(bad, [object()]), Output(good, [5])])  # type: ignore[list-item]
+    assert rig.gateway.transport.is_ended
+    assert other.frames() == [Step([Delta(0, 1, [5])])]
+    assert rig.engine.aborted == [bad]
     await rig.server.stop()
 
 
