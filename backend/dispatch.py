@@ -71,7 +71,7 @@ class Dispatch:
     # -- in ------------------------------------------------------------------------------------------------
 
     def step(self, deltas: list[Delta], now_s: float) -> None:
-        """The hot path. A sink that raises ends only its own stream. Raises `LinkError` for an unused slot."""
+        """The hot path. A sink that raises ends only its own stream. `LinkError` for an unused slot."""
         slots = self.slots.table
         for delta in deltas:
             try:
