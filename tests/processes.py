@@ -121,13 +121,3 @@ def answers(port: int, path: str) -> int:
     except OSError:
         return 0
     return int(line.split(b" ")[1]) if line.startswith(b"HTTP/") else 0
-
-
-def listens(path: Path) -> bool:
-    """Whether somebody accepts connections on this Unix socket."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.processes import Process, answers, free_port, headrace, listens
+from tests.processes import Process, answers, free_port, headrace
 
 ENGINE_START_S = 110.0  # the engine takes 7 s on two idle cores, and the machine may be busy
 START_S = 30.0
@@ -21,16 +21,15 @@ START_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A running worker. `address` is what a gateway's --worker takes; only a real engine has metrics."""
+    """A running worker. `address` is what a gateway's --worker takes."""
 
     process: Process
     address: str
-    metrics_port: int | None = None
+    metrics_port: int
 
-    def metrics(self) -> str:
-        """The worker's own /metrics."""
-        assert self.metrics_port is not None
-        return fetch(self.metrics_port, "/metrics")
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels, from the worker's own /metrics."""
+        return metric(self.metrics_port, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,10 @@ class Gateway:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels, from the gateway's /metrics."""
+        return metric(self.port, name)
 
     @property
     def log(self) -> Path:
@@ -66,27 +69,34 @@ def running(process: Process) -> Iterator[Process]:
 
 
 @contextmanager
-def start_engine(
-    folder: Path, model: Path, *args: str, name: str = "engine", env: Mapping[str, str] | None = None
+def start_worker(
+    folder: Path,
+    *args: str,
+    name: str = "worker",
+    env: Mapping[str, str] | None = None,
+    limit_s: float = START_S,
 ) -> Iterator[Worker]:
-    """`headrace worker --model MODEL ARGS` on a Unix socket in `folder`, healthy."""
+    """`headrace worker ARGS` on a Unix socket in `folder`, healthy."""
     address, port = f"unix://{folder}/{name}.sock", free_port()
-    options = ("--listen", address, "--metrics-port", str(port), "--model", str(model), *args)
-    with running(Process(name, headrace("worker", *options), folder / f"{name}.log", env)) as process:
-        process.wait_until(lambda: answers(port, "/health") == 200, ENGINE_START_S, "healthy")
+    command = headrace("worker", "--listen", address, "--metrics-port", str(port), *args)
+    with running(Process(name, command, folder / f"{name}.log", env)) as process:
+        process.wait_until(lambda: answers(port, "/health") == 200, limit_s, "healthy")
         yield Worker(process, address, port)
+
+
+@contextmanager
+def start_engine(folder: Path, model: Path, *args: str, name: str = "engine") -> Iterator[Worker]:
+    """A worker with vLLM and a model of this folder."""
+    with start_worker(folder, "--model", str(model), *args, name=name, limit_s=ENGINE_START_S) as worker:
+        yield worker
 
 
 @contextmanager
 def start_scripted(folder: Path, tokenizer: Path, *args: str, name: str = "scripted") -> Iterator[Worker]:
     """A scripted worker with the tokenizer of a model folder. Steps take 1 ms unless `args` say otherwise."""
-    socket = folder / f"{name}.sock"
-    options = ("--listen", f"unix://{socket}", "--tokenizer", str(tokenizer), "--step-ms", "1", *args)
-    with running(
-        Process(name, headrace("worker", "--scripted", *options), folder / f"{name}.log")
-    ) as process:
-        process.wait_until(lambda: listens(socket), START_S, "listening")
-        yield Worker(process, f"unix://{socket}")
+    options = ("--scripted", "--tokenizer", str(tokenizer), "--step-ms", "1", *args)
+    with start_worker(folder, *options, name=name) as worker:
+        yield worker
 
 
 @contextmanager
@@ -114,3 +124,12 @@ def fetch(port: int, path: str) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
         body: str = response.read().decode()
     return body
+
+
+def metric(port: int, name: str) -> float:
+    """The sum of a metric over its labels. Raises `KeyError` if the server does not have it."""
+    lines = [line.rsplit(" ", 1) for line in fetch(port, "/metrics").splitlines() if not line.startswith("#")]
+    values = [float(value) for key, value in lines if key.partition("{")[0] == name]
+    if not values:
+        raise KeyError(name)
+    return sum(values)

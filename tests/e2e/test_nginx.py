@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import pytest
 from gateway.settings import Settings
 from tests.components import need
 from tests.processes import ROOT, Process, answers, free_port
-from tests.stack import running
+from tests.stack import Gateway, Worker, running
 from tests.wire import LIMIT_S, Head, Wire, connect
 
 CONF = ROOT / "nginx" / "headrace.conf"
@@ -28,6 +28,7 @@ STREAM_HEAD = (
     b"transfer-encoding: chunked\r\n\r\n"
 )
 CHAT = "/v1/chat/completions"
+JOBS = "headrace_link_jobs"
 
 # Only what differs between this machine and a server: ports, paths, the upstream's address.
 MAIN = """
@@ -51,7 +52,7 @@ http {{
 
 @dataclass(frozen=True, slots=True)
 class Nginx:
-    """A running nginx with our site. `upstream` is the Unix socket that it expects the gateway on."""
+    """A running nginx with our site. `upstream` is where it expects the gateway: mostly a test's socket."""
 
     process: Process
     folder: Path
@@ -93,14 +94,21 @@ def make_certificate(key: Path, certificate: Path) -> None:
     subprocess.run([need("openssl"), *options.split(), *names, *files], check=True, capture_output=True)
 
 
+@contextmanager
+def start_nginx(folder: Path, upstream: str) -> Iterator[Nginx]:
+    """The real nginx with our site in front of `upstream`, as nginx's `server` names it."""
+    port, tls_port = free_port(), free_port()
+    command = write_site(folder, port, tls_port, upstream)
+    with running(Process("nginx", command, folder / "nginx.log")) as process:
+        process.wait_until(lambda: answers(port, "/metrics") == 403, 20, "listening")
+        yield Nginx(process, folder, port, tls_port, Path(upstream.removeprefix("unix:")))
+
+
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     folder = tmp_path_factory.mktemp("nginx")
-    port, tls_port, upstream = free_port(), free_port(), folder / "up.sock"
-    command = write_site(folder, port, tls_port, f"unix:{upstream}")
-    with running(Process("nginx", command, folder / "nginx.log")) as process:
-        process.wait_until(lambda: answers(port, "/metrics") == 403, 20, "listening")
-        yield Nginx(process, folder, port, tls_port, upstream)
+    with start_nginx(folder, f"unix:{folder}/up.sock") as started:
+        yield started
 
 
 class Request:
@@ -395,3 +403,51 @@ async def test_access_log_has_neither_query_nor_probes(nginx: Nginx, upstream: U
     assert "id-1" in nginx.access_log
     assert "hidden-token" not in nginx.access_log
     assert "/health" not in nginx.access_log
+
+
+def chat(max_tokens: int) -> dict[str, object]:
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    return {
+        "model": "scripted",
+        "stream": True,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "messages": messages,
+    }
+
+
+async def text_of(port: int) -> str:
+    """The streamed answer; one frame for each of its 50 tokens."""
+    async with connect(port) as client:
+        assert (await client.post(CHAT, chat(50))).status == 200
+        frames = await client.frames()
+    assert frames[-1].is_done
+    deltas = [
+        frame.data["choices"][0]["delta"].get("content") for frame in frames[:-1] if not frame.is_comment
+    ]
+    texts = [delta for delta in deltas if delta]
+    assert len(texts) > 40, "tokens arrive one by one; a few are half a character"
+    return "".join(texts)
+
+
+async def test_gateway_behind_nginx_streams_the_same_answer(
+    scripted_worker: Callable[..., Worker], gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    behind = gateway([scripted_worker()])
+    with start_nginx(tmp_path, f"127.0.0.1:{behind.port}") as nginx:
+        assert await text_of(nginx.port) == await text_of(behind.port)
+
+
+async def test_disconnect_behind_nginx_aborts_in_the_worker(
+    scripted_worker: Callable[..., Worker], gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    worker = scripted_worker("--step-ms", "20")
+    behind = gateway([worker])
+    with start_nginx(tmp_path, f"127.0.0.1:{behind.port}") as nginx:
+        async with connect(nginx.port) as client:
+            assert (await client.post(CHAT, chat(5000))).status == 200
+            assert await client.frame()
+            assert worker.metric(JOBS) == 1
+        # 5,000 tokens would take 100 s more.
+        worker.process.wait_until(lambda: worker.metric(JOBS) == 0, 20, "free of what nobody reads")
+        assert behind.metric("headrace_open_requests") == 0
