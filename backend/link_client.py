@@ -6,7 +6,6 @@ Handshake, framing, silence, files. What a frame means for the streams is `backe
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import ssl
 import time
@@ -34,8 +33,6 @@ from backend.slots import Slot, SlotTable
 from pipeline.errors import EngineFault, WorkerLost, WorkerStalled
 from pipeline.ports import Sink
 from pipeline.values import EngineCall
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,6 @@ class LinkClient(asyncio.Protocol):
                 if self._phase == "closed":
                     return
         except LinkError as error:
-            logger.warning("closing the link to worker %s at %s: %s", self.worker, self.address, error)
             self.end(WorkerLost(f"worker {self.worker} broke the protocol: {error}"))
 
     def pause_writing(self) -> None:
@@ -206,7 +202,6 @@ class LinkClient(asyncio.Protocol):
         self._dispatch.fail_all(error)
 
     def _stalled(self, limit_s: float) -> None:
-        logger.warning("worker %s at %s sent nothing for %.1f s", self.worker, self.address, limit_s)
         self.end(WorkerStalled(f"worker {self.worker} has sent nothing for {limit_s:g} s"))
 
     # -- in ------------------------------------------------------------------------------------------------

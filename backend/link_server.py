@@ -18,6 +18,7 @@ import msgspec
 
 from backend import link
 from backend.address import Address, check_trust, listen, remove_socket
+from backend.assembly import Assembly
 from backend.link import Closed, Delta, Error, Stats
 from backend.ports import EngineEvents, EngineInfo, Job, Key, Output, WorkerEngine
 from backend.server_connection import GatewayConnection
@@ -49,7 +50,7 @@ class LinkServer:
         self.secret = secret or b""
         self.limits = limits or ServerLimits()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-        self.assembly_bytes = 0
+        self.assembly = Assembly(self.limits.max_assembly_bytes)
         self.num_running = 0  # jobs in the engine's hands, waiting ones too
         self.num_waiting = 0  # of them, those without a first output
         self.num_late = 0  # outputs for jobs that had already ended: an engine's fault

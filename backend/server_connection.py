@@ -202,9 +202,7 @@ class GatewayConnection(asyncio.Protocol):
     def _piece(self, frame: Piece) -> None:
         stream = self._arriving(frame.slot, frame.generation)
         if stream.state is ASSEMBLING and self._has_room(stream, frame.ids):
-            stream.pieces.append(frame.ids)
-            stream.num_bytes += len(frame.ids)
-            self._host.assembly_bytes += len(frame.ids)
+            self._host.assembly.add(stream, frame.ids)
 
     def _submit(self, frame: Submit) -> None:
         stream = self._arriving(frame.slot, frame.generation)
@@ -212,8 +210,7 @@ class GatewayConnection(asyncio.Protocol):
             stream.advance("submit")
             del self.streams[stream.slot]
             return
-        ids = b"".join((*stream.pieces, frame.ids)) if stream.pieces else frame.ids
-        self._drop_pieces(stream)
+        ids = self._host.assembly.finish(stream, frame.ids)
         stream.advance("submit")
         self._host.submit(stream, Job(ids, frame.sampling, frame.priority, frame.cache_salt))
 
@@ -232,36 +229,16 @@ class GatewayConnection(asyncio.Protocol):
         return stream
 
     def _has_room(self, stream: Stream, ids: bytes) -> bool:
-        """Whether this part of a prompt fits; answers with an ERROR where not."""
-        num_bytes, limits = stream.num_bytes + len(ids), self._host.limits
-        max_tokens = self._host.info.max_model_len
-        if len(ids) % 4:
-            return self._refuse(
-                stream, "rejected", f"a part of the prompt has {len(ids)} bytes, not 4 per id"
-            )
-        if num_bytes > 4 * max_tokens:
-            return self._refuse(
-                stream,
-                "rejected",
-                f"the prompt has {num_bytes // 4} tokens or more; the limit is {max_tokens}",
-            )
-        if self._host.assembly_bytes + len(ids) > limits.max_assembly_bytes:
-            return self._refuse(
-                stream, "busy", f"prompts on their way exceed {limits.max_assembly_bytes} bytes"
-            )
-        if (reason := self._host.busy()) is not None:
-            return self._refuse(stream, "busy", reason)
-        return True
-
-    def _refuse(self, stream: Stream, kind: str, message: str) -> bool:
-        self._drop_pieces(stream)
+        """Whether this part of a prompt can be taken; answers with an ERROR where not."""
+        refusal = self._host.assembly.refusal(stream, ids, self._host.info.max_model_len)
+        if refusal is None and (reason := self._host.busy()) is not None:
+            refusal = "busy", reason
+        if refusal is None:
+            return True
+        self._host.assembly.drop(stream)
         stream.advance("refuse")
-        self.send(Error(stream.slot, stream.generation, kind, message))
+        self.send(Error(stream.slot, stream.generation, *refusal))
         return False
-
-    def _drop_pieces(self, stream: Stream) -> None:
-        self._host.assembly_bytes -= stream.num_bytes
-        stream.pieces, stream.num_bytes = [], 0
 
     def _abort(self, frame: Abort) -> None:
         """Slots that already had their last word are not answered: the gateway reads that word instead."""
@@ -275,7 +252,7 @@ class GatewayConnection(asyncio.Protocol):
                 closed.append((slot, generation))
             elif stream.state is RUNNING:
                 running.append(stream)
-            self._drop_pieces(stream)
+            self._host.assembly.drop(stream)
             self.outbox.drop(slot)
             stream.advance("abort")
             if stream.state is FREE:
@@ -298,7 +275,7 @@ class GatewayConnection(asyncio.Protocol):
         self.outbox = Outbox()
         streams, self.streams = list(self.streams.values()), {}
         for stream in streams:
-            self._drop_pieces(stream)
+            self._host.assembly.drop(stream)
         running = [stream for stream in streams if stream.state is RUNNING]
         for stream in streams:
             stream.advance("lost")

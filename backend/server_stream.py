@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from backend.assembly import Assembly
 from backend.link import Delta, Frame, Welcome
 from backend.ports import EngineInfo, Job
 
@@ -86,7 +87,7 @@ class Host(Protocol):
 
     limits: ServerLimits
     secret: bytes
-    assembly_bytes: int
+    assembly: Assembly
 
     @property
     def info(self) -> EngineInfo: ...

@@ -98,7 +98,7 @@ async def check_storm(folder: Path, num_operations: int, seed: int, **options: A
         assert len(client.slots.table) < len(sinks) / 4
         if server.address.is_unix:  # tcp's buffers take all that a paused reader leaves
             assert all(connection.outbox.peak_ids > 1 for connection in server._connections)  # type: ignore[attr-defined]
-        assert (server.num_waiting, server.assembly_bytes) == (0, 0)
+        assert (server.num_waiting, server.assembly.num_bytes) == (0, 0)
         stats = server._engine.stats()
         assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
 

@@ -268,9 +268,9 @@ async def test_pieces_become_one_prompt(tmp_path: Path) -> None:
     rig.gateway.send(Piece(0, 1, b"\1\0\0\0" * 3), Piece(1, 2, b"\7\0\0\0"), Piece(0, 1, b"\2\0\0\0"))
     rig.gateway.send(submit(0, 1, b"\3\0\0\0"))
     assert rig.engine.jobs[rig.engine.key(0)].ids == b"\1\0\0\0" * 3 + b"\2\0\0\0\3\0\0\0"
-    assert rig.server.assembly_bytes == 4
+    assert rig.server.assembly.num_bytes == 4
     rig.gateway.send(Abort([(1, 2)]))
-    assert rig.server.assembly_bytes == 0
+    assert rig.server.assembly.num_bytes == 0
     assert rig.gateway.frames() == [Closed([(1, 2)])]
     await rig.server.stop()
 
@@ -378,7 +378,7 @@ async def test_prompt_longer_than_the_model_takes_is_rejected_in_its_pieces(tmp_
         "rejected",
         "the prompt has 120000 tokens or more; the limit is 100000",
     )
-    assert rig.server.assembly_bytes == 0
+    assert rig.server.assembly.num_bytes == 0
     rig.gateway.send(submit(0, 2))
     assert len(rig.engine.jobs) == 1
     await rig.server.stop()
@@ -399,7 +399,7 @@ async def test_prompts_in_pieces_are_bounded_in_bytes(tmp_path: Path) -> None:
     (error,) = rig.gateway.frames()
     assert (error.slot, error.kind) == (1, "busy")
     rig.gateway.send(submit(0, 1))
-    assert rig.server.assembly_bytes == 0
+    assert rig.server.assembly.num_bytes == 0
     assert len(rig.engine.jobs) == 1
     await rig.server.stop()
 
@@ -494,7 +494,7 @@ async def test_lost_connection_aborts_its_slots_and_no_others(tmp_path: Path) ->
     lost = list(rig.engine.jobs)[:2]
     rig.gateway.connection.connection_lost(None)
     assert rig.engine.aborted == lost
-    assert rig.server.assembly_bytes == 0
+    assert rig.server.assembly.num_bytes == 0
     rig.engine.events.step([Output(key, [5]) for key in rig.engine.jobs])
     rig.engine.events.closed(lost)
     assert other.frames() == [Step([Delta(0, 1, [5])])]
