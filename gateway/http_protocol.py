@@ -84,18 +84,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> bool:
         """Whether the connection is still ours afterwards, and speaks HTTP."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self._refuse(InvalidRequest("This is not a valid HTTP/1.1 request."))
-        except httptools.HttpParserUpgrade as upgrade:
-            if not self._should_upgrade():
-                return self._ignore_upgrade(data[upgrade.args[0] :])
-            self._stop_timer()
-            self.handle_websocket_upgrade()
-        else:
-            return True
-        return False
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError:
+                self._refuse_malformed()
+                return False
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._should_upgrade():
+                    self._stop_timer()
+                    self.handle_websocket_upgrade()
+                    return False
+                if not self._ignore_upgrade():
+                    return False
+                data = data[upgrade.args[0] :]
+            else:
+                return True
 
     def _check_progress(self, num_bytes: int) -> None:
         self._unsettled_bytes = 0 if self._settled else self._unsettled_bytes + num_bytes
@@ -104,13 +108,12 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._is_idle() and self.timeout_keep_alive_task is None:
             self._start_timer()  # line ends between requests: they begin nothing
 
-    def _ignore_upgrade(self, rest: bytes) -> bool:
-        """Read the request's body although it offers another protocol (RFC 9110, section 7.8, allows to
-        ignore that).
+    def _ignore_upgrade(self) -> bool:
+        """Go on with HTTP/1.1 although the request offers another protocol (RFC 9110, section 7.8).
 
         The parser takes what follows such a head for the other protocol, and the app would see an empty
-        body. Java's HttpClient offers HTTP/2 with every first POST. A new parser that has seen the same
-        framing goes on.
+        body. Java's HttpClient offers HTTP/2 with its POSTs. A new parser that has seen the same framing
+        reads on. False if that framing is malformed.
         """
         framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in _FRAMING]
         self.parser = httptools.HttpRequestParser(self)
@@ -118,11 +121,11 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
         except httptools.HttpParserError:
-            self._refuse(InvalidRequest("This is not a valid HTTP/1.1 request."))
+            self._refuse_malformed()
             return False
         finally:
             self._skips_head = False
-        return self._feed(rest)
+        return True
 
     def on_message_begin(self) -> None:
         if self._skips_head:
@@ -202,6 +205,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(HeadersTooSlow(self._header_limit_s))
         else:
             self.transport.close()
+
+    def _refuse_malformed(self) -> None:
+        self._refuse(InvalidRequest("This is not a valid HTTP/1.1 request."))
 
     def _refuse(self, error: HeadraceError) -> None:
         """Answer what is not a request, and close. In the middle of another answer nothing can be said."""

@@ -84,7 +84,7 @@ def tell_ready(orders: Orders) -> None:
 
 
 def _read_line(fd: int) -> bytes:
-    """One line, byte by byte at its end: nothing after it may be swallowed by a buffer."""
+    """The only line that the parent writes."""
     line = bytearray()
     while not line.endswith(b"\n"):
         piece = os.read(fd, 1 << 16)

@@ -65,6 +65,7 @@ def _config(app: Any, http: Http) -> HttpConfig:
         max_header_bytes=http.max_header_bytes,
         header_limit_s=http.header_limit_s,
         ws="websockets-sansio",
+        ws_max_size=http.max_body_bytes,
         ws_per_message_deflate=False,  # it would compress every delta by itself
         lifespan="on",
         log_config=None,
