@@ -40,7 +40,7 @@ class LinkCollector(Collector):
             (
                 "headrace_link_assembly_bytes",
                 "Bytes of prompts on their way in pieces.",
-                server.assembly_bytes,
+                server.assembly.num_bytes,
             ),
             ("headrace_link_ready", "1 while jobs are taken.", int(_state(server) == "ok")),
         ):
