@@ -68,84 +68,56 @@ class Metrics:
     """Built once per process by `gateway/app.py`."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "headrace_requests",
-            "Requests by route, HTTP status and who or what ended them.",
-            ["route", "status", "ended"],
-            registry=registry,
-        )
-        self.duration = Histogram(
-            "gen_ai_server_request_duration_seconds",
-            "From the parsed head to the last byte (E2E).",
-            ["model"],
-            buckets=REQUEST_BUCKETS_S,
-            registry=registry,
-        )
-        self.ttft = Histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "From the parsed head to the first token (TTFT).",
-            ["model"],
-            buckets=REQUEST_BUCKETS_S,
-            registry=registry,
-        )
-        self.tpot = Histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Mean time per output token after the first (TPOT).",
-            ["model"],
-            buckets=TOKEN_BUCKETS_S,
-            registry=registry,
-        )
-        self.queue = Histogram(
-            "headrace_queue_seconds",
-            "Time in the engine's queue, as the worker reports it.",
-            ["model"],
-            buckets=REQUEST_BUCKETS_S,
-            registry=registry,
-        )
-        self.stage = Histogram(
-            "headrace_stage_seconds",
-            "Time in one of our own stages.",
-            ["stage"],
-            buckets=STAGE_BUCKETS_S,
-            registry=registry,
-        )
-        gaps = Histogram(
-            "headrace_time_between_tokens_seconds",
-            "Gap between two tokens of one choice (TBT).",
-            buckets=TOKEN_BUCKETS_S,
-            registry=registry,
-        )
-        self.gaps = HotHistogram(TOKEN_BUCKETS_S, gaps)
-        self.tokens = Counter(
-            "gen_ai_client_token_usage",
-            "Tokens by model and kind: input, cached_input, output.",
-            ["model", "gen_ai_token_type"],
-            registry=registry,
-        )
-        self.prompt_size = Histogram(
-            "headrace_prompt_tokens",
-            "Prompt length in tokens.",
-            buckets=SIZE_BUCKETS_TOKENS,
-            registry=registry,
-        )
-        self.hits = Counter(
-            "headrace_rule_hits", "Content rule hits.", ["rule", "direction", "action"], registry=registry
-        )
-        self.resubmitted = Counter(
-            "headrace_resubmitted", "Choices sent to another worker after theirs was lost.", registry=registry
-        )
-        self.leaks = Counter(
-            "headrace_released_at_bound_characters",
-            "Characters that a filter let go undecided at one of its bounds.",
-            registry=registry,
-        )
-        self._gauges(registry)
+        self.registry = CollectorRegistry()
         self._held_peak = 0
+        self._latencies()
+        self._counters()
+        self._gauges(self.registry)
+
+    def _histogram(self, name: str, help_: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(name, help_, labels, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, help_: str, *labels: str) -> Counter:
+        return Counter(name, help_, labels, registry=self.registry)
+
+    def _latencies(self) -> None:
+        make, requests, tokens = self._histogram, REQUEST_BUCKETS_S, TOKEN_BUCKETS_S
+        name = "gen_ai_server_request_duration_seconds"
+        self.duration = make(name, "From the parsed head to the last byte (E2E).", requests, "model")
+        name = "gen_ai_server_time_to_first_token_seconds"
+        self.ttft = make(name, "From the parsed head to the first token (TTFT).", requests, "model")
+        name = "gen_ai_server_time_per_output_token_seconds"
+        self.tpot = make(name, "Mean time per output token after the first (TPOT).", tokens, "model")
+        name = "headrace_time_between_tokens_seconds"
+        self.gaps = HotHistogram(tokens, make(name, "Gap between two tokens of one choice (TBT).", tokens))
+        name = "headrace_queue_seconds"
+        self.queue = make(name, "Time in the engine's queue, as the worker reports it.", requests, "model")
+        name = "headrace_stage_seconds"
+        self.stage = make(name, "Time in one of our own stages.", STAGE_BUCKETS_S, "stage")
+        name = "headrace_prompt_tokens"
+        self.prompt_size = make(name, "Prompt length in tokens.", SIZE_BUCKETS_TOKENS)
+
+    def _counters(self) -> None:
+        make = self._counter
+        help_ = "Requests by route, HTTP status and who or what ended them."
+        self.requests = make("headrace_requests", help_, "route", "status", "ended")
+        help_ = "Tokens by model and kind: input, cached_input, output."
+        self.tokens = make("gen_ai_client_token_usage", help_, "model", "gen_ai_token_type")
+        self.hits = make("headrace_rule_hits", "Content rule hits.", "rule", "direction", "action")
+        help_ = "Choices sent to another worker after theirs was lost."
+        self.resubmitted = make("headrace_resubmitted", help_)
+        help_ = "Characters that a filter let go undecided at one of its bounds."
+        self.leaks = make("headrace_released_at_bound_characters", help_)
 
     def _gauges(self, registry: CollectorRegistry) -> None:
         self.open_requests = Gauge(
             "headrace_open_requests", "Requests in progress.", registry=registry, multiprocess_mode="livesum"
+        )
+        self.tasks = Gauge(
+            "headrace_tasks",
+            "Tasks on the event loop: one or two per open request, and a few that stay.",
+            registry=registry,
+            multiprocess_mode="livesum",
         )
         self.buffered_bytes = Gauge(
             "headrace_buffered_bytes",
