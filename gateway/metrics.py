@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
@@ -36,6 +36,8 @@ REQUEST_BUCKETS_S: Final = (
     2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
 SIZE_BUCKETS_TOKENS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+
+GaugeMode = Literal["livesum", "livemax", "livemostrecent"]  # over several processes
 
 
 class HotHistogram:
@@ -72,7 +74,7 @@ class Metrics:
         self._held_peak = 0
         self._latencies()
         self._counters()
-        self._gauges(self.registry)
+        self._gauges()
 
     def _histogram(self, name: str, help_: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(name, help_, labels, buckets=buckets, registry=self.registry)
@@ -109,51 +111,25 @@ class Metrics:
         help_ = "Characters that a filter let go undecided at one of its bounds."
         self.leaks = make("headrace_released_at_bound_characters", help_)
 
-    def _gauges(self, registry: CollectorRegistry) -> None:
-        self.open_requests = Gauge(
-            "headrace_open_requests", "Requests in progress.", registry=registry, multiprocess_mode="livesum"
-        )
-        self.tasks = Gauge(
-            "headrace_tasks",
-            "Tasks on the event loop: one or two per open request, and a few that stay.",
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.buffered_bytes = Gauge(
-            "headrace_buffered_bytes",
-            "Bytes that wait for slow clients.",
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.buffered_peak = Gauge(
-            "headrace_buffered_peak_bytes",
-            "Most bytes that ever waited for one client.",
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
-        self.held_peak = Gauge(
-            "headrace_held_peak_characters",
-            "Most characters that a filter ever held.",
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
+    def _gauge(self, name: str, help_: str, mode: GaugeMode, *labels: str) -> Gauge:
+        return Gauge(name, help_, labels, registry=self.registry, multiprocess_mode=mode)
+
+    def _gauges(self) -> None:
+        make = self._gauge
+        self.open_requests = make("headrace_open_requests", "Requests in progress.", "livesum")
+        help_ = "Tasks on the event loop: one or two per open request, and a few that stay."
+        self.tasks = make("headrace_tasks", help_, "livesum")
+        self.buffered_bytes = make("headrace_buffered_bytes", "Bytes that wait for slow clients.", "livesum")
+        help_ = "Most bytes that ever waited for one client."
+        self.buffered_peak = make("headrace_buffered_peak_bytes", help_, "livemax")
+        help_ = "Most characters that a filter ever held."
+        self.held_peak = make("headrace_held_peak_characters", help_, "livemax")
         self.workers = {
-            name: Gauge(
-                f"headrace_worker_{name}",
-                help_,
-                ["worker"],
-                registry=registry,
-                multiprocess_mode="livemostrecent",
-            )
+            name: make(f"headrace_worker_{name}", help_, "livemostrecent", "worker")
             for name, help_ in WORKER_GAUGES.items()
         }
-        self.worker_outstanding = Gauge(
-            "headrace_worker_outstanding_tokens",
-            "Tokens sent to the worker and not yet answered, by this gateway.",
-            ["worker"],
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
+        help_ = "Tokens sent to the worker and not yet answered, by this gateway."
+        self.worker_outstanding = make("headrace_worker_outstanding_tokens", help_, "livesum", "worker")
 
     def exposition(self) -> bytes:
         """The Prometheus text format, summed over processes where there are several."""
