@@ -114,6 +114,7 @@ class ScriptedEngine:
     def abort(self, keys: Sequence[Key]) -> None:
         known = [key for key in keys if key in self._streams]
         for key in known:
+            self._move_up(self._streams[key])
             self._end(self._streams[key])
         if known:
             self._loop.call_soon(self._events.closed, known)
@@ -151,8 +152,18 @@ class ScriptedEngine:
             stream.cached_tokens = self._cache.admit(stream.job.ids, stream.job.cache_salt)
             cost_s = (stream.num_prompt - stream.cached_tokens) * self._options.prefill_ms_per_1k / 1e6
             self._prefill_free_s = max(self._prefill_free_s, now_s) + cost_s
-            stream.prefill_ends_s = self._prefill_free_s
+            stream.prefill_s, stream.prefill_ends_s = cost_s, self._prefill_free_s
             self._prefilling.append(stream)
+
+    def _move_up(self, aborted: ScriptedStream) -> None:
+        """The rest of an aborted prefill is not computed: those behind it come earlier."""
+        saved_s = min(aborted.prefill_s, aborted.prefill_ends_s - self._loop.time())
+        if saved_s <= 0:
+            return
+        for stream in self._prefilling:
+            if stream.prefill_ends_s >= aborted.prefill_ends_s:
+                stream.prefill_ends_s -= saved_s
+        self._prefill_free_s -= saved_s
 
     def _wake(self, now_s: float) -> None:
         if self._timer is None and not self._is_stopped:

@@ -41,6 +41,7 @@ class ScriptedStream:
         "num_made",
         "num_prompt",
         "prefill_ends_s",
+        "prefill_s",
         "started_s",
     )
 
@@ -63,7 +64,7 @@ class ScriptedStream:
         )
         self.num_made = 0
         self.cached_tokens = 0
-        self.arrived_s = self.started_s = self.prefill_ends_s = 0.0
+        self.arrived_s = self.started_s = self.prefill_s = self.prefill_ends_s = 0.0
         self.is_admitted = self.is_ended = self.is_plain = False
         self._eos_ids = eos_ids
         self._vocabulary_size = vocabulary_size

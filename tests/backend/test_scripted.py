@@ -244,6 +244,9 @@ class HandLoop:
         self.timers.append((when_s, callback))
         return self
 
+    def call_soon(self, callback: Any, *args: Any) -> None:
+        callback(*args)
+
     def cancel(self) -> None:
         self.timers.clear()
 
@@ -295,6 +298,25 @@ async def test_prefills_queue_behind_each_other_and_cached_tokens_cost_nothing(t
     assert [first[key].cached_tokens for key in "abc"] == [0, 0, 1584]  # type: ignore[union-attr]
     times = [first[key].prefill_ms for key in "abc"]  # type: ignore[union-attr]
     assert times == pytest.approx([160.0, 320.0, 330.0], abs=10.1)
+
+
+@pytest.mark.parametrize(("aborted", "first_ms"), [("a", [None, 180.0, 340.0]), ("b", [160.0, None, 320.0])])
+async def test_aborted_prefill_delays_nobody(
+    tmp_path: Path, aborted: str, first_ms: list[float | None]
+) -> None:
+    """160 ms each; the abort comes after 20 ms."""
+    listener, loop = await make_timed(tmp_path, step_ms=10.0, prefill_ms_per_1k=100.0)
+    for key, word in (("a", 1), ("b", 2), ("c", 3)):
+        listener.submit(key, [word] * 1600, max_tokens=100)
+    loop.run()
+    loop.run()
+    listener.engine.abort([aborted])
+    for _ in range(40):
+        loop.run()
+    firsts = {key: outputs[0].extra for key, outputs in listener.outputs.items()}
+    got = [firsts[key].prefill_ms if key in firsts else None for key in "abc"]  # type: ignore[union-attr]
+    assert [at is None for at in got] == [at is None for at in first_ms]
+    assert [at for at in got if at] == pytest.approx([at for at in first_ms if at], abs=10.1)
 
 
 async def test_cached_blocks_belong_to_their_salt(tmp_path: Path) -> None:
