@@ -22,7 +22,7 @@ from gateway.answer import AnswerLimits
 from gateway.docs_page import page_routes
 from gateway.edge import GenerationEndpoint
 from gateway.exchange import Receive, Scope
-from gateway.flow import Flow, generation_routes
+from gateway.flow import BodyLimits, Flow, generation_routes
 from gateway.keys import ApiKeys
 from gateway.link_tls import client_tls
 from gateway.metrics import Metrics
@@ -71,7 +71,7 @@ class Gateway:
             encoders=self._encoders,
             metrics=self.metrics,
             limits=_answer_limits(settings),
-            max_body_bytes=settings.http.max_body_bytes,
+            body=BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s),
         )
 
     async def _load_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
@@ -93,6 +93,7 @@ class Gateway:
     def publish(self) -> None:
         """Bring the gauges up to date: once a second, for other processes, and for a scrape."""
         self.flow.open.publish()
+        self.metrics.tasks.set(len(asyncio.all_tasks()))
         self.metrics.publish_workers(self.pool.statuses())
 
     @contextlib.asynccontextmanager

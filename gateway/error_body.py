@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from pipeline.errors import BadKey, HeadersTooLarge, HeadraceError, Overloaded
+from pipeline.errors import BadKey, BodyTooSlow, HeadersTooLarge, HeadraceError, Overloaded
 
 Header = tuple[bytes, bytes]
 ErrorBody = Mapping[str, Mapping[str, str | None]]
@@ -52,7 +52,7 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Error
 def _headers(error: BaseException) -> list[Header]:
     if isinstance(error, BadKey):
         return [(b"www-authenticate", b'Bearer realm="headrace"')]
-    if isinstance(error, HeadersTooLarge):  # the rest of them is not read
+    if isinstance(error, HeadersTooLarge | BodyTooSlow):  # the rest is not read
         return [(b"connection", b"close")]
     if isinstance(error, Overloaded) or status_of(error) == TOO_MANY_REQUESTS:
         return _retry_after(getattr(error, "retry_after_s", DEFAULT_RETRY_AFTER_S))

@@ -5,6 +5,7 @@ Knows ASGI and nothing of models. `gateway/flow.py` drives it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from time import monotonic
@@ -15,7 +16,7 @@ from gateway.error_body import INTERNAL_CODE
 from gateway.outlet import Outlet, Send
 from gateway.record import RequestRecord
 from gateway.writers import send_error
-from pipeline.errors import BodyTooLarge, ClientGone, HeadraceError, InvalidRequest
+from pipeline.errors import BodyTooLarge, BodyTooSlow, ClientGone, HeadraceError, InvalidRequest
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -35,7 +36,7 @@ class Exchange:
         self._scope = scope
         self._receive = receive
 
-    async def read_body(self, max_bytes: int) -> bytes:
+    async def read_body(self, max_bytes: int, limit_s: float) -> bytes:
         """The whole body.
 
         Raises `BodyTooLarge` as soon as the limit is known to be passed, `ClientGone` if it breaks off.
@@ -43,6 +44,13 @@ class Exchange:
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared[:19]) > max_bytes:
             raise BodyTooLarge(int(declared[:19]), max_bytes)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._receive_body(max_bytes)
+        except TimeoutError:
+            raise BodyTooSlow(limit_s) from None
+
+    async def _receive_body(self, max_bytes: int) -> bytes:
         parts: list[bytes] = []
         num_bytes = 0
         while True:

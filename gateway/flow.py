@@ -45,6 +45,14 @@ class Route:
     shape: Callable[[str, int, str], Shape]
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """How large a request body may be, and how long it may take to arrive."""
+
+    max_bytes: int = 32 << 20
+    limit_s: float = 60.0
+
+
 class Flow:
     """Answers generation requests. One per process, built by `gateway/app.py`."""
 
@@ -57,7 +65,7 @@ class Flow:
         encoders: ThreadPoolExecutor,
         metrics: Metrics,
         limits: AnswerLimits,
-        max_body_bytes: int,
+        body: BodyLimits,
     ) -> None:
         self._engine = engine
         self._models = models
@@ -66,7 +74,7 @@ class Flow:
         self._encoders = encoders
         self._metrics = metrics
         self._limits = limits
-        self._max_body_bytes = max_body_bytes
+        self._body = body
         self.open = OpenRequests(metrics)
         self.is_draining = False
 
@@ -75,7 +83,7 @@ class Flow:
         record = exchange.record
         record.key_id = self._keys.check(exchange.headers)
         require_json(exchange.headers)
-        body = await exchange.read_body(self._max_body_bytes)
+        body = await exchange.read_body(self._body.max_bytes, self._body.limit_s)
         record.begin()
         request = route.parse(body)  # 1
         record.done("parse")

@@ -85,6 +85,7 @@ class Http:
     ] = 64 << 10
     max_body_bytes: Annotated[int, About("request body; more is 413", "bytes", at_least=1024)] = 32 << 20
     header_limit_s: Annotated[float, About("time for a client to send its headers", "s", above=0)] = 20.0
+    body_limit_s: Annotated[float, About("time for a client to send its body", "s", above=0)] = 60.0
     # nginx keeps idle upstream connections for 60 s and clients to nginx for 75 s; the side that closes first
     # must be nginx, or a request meets a connection that has just gone.
     keep_alive_s: Annotated[

@@ -8,6 +8,7 @@
     │   ├── BadKey                  401
     │   ├── EngineRejected          400, the engine refuses its parameters
     │   ├── UnknownModel            404
+    │   ├── BodyTooSlow             408
     │   ├── BodyTooLarge            413
     │   └── HeadersTooLarge         431
     ├── Overloaded                  503 + Retry-After, nothing was done, try again
@@ -112,7 +113,7 @@ class BadKey(ClientError):
 
 
 class EngineRejected(ClientError):
-    """The engine refuses what this request asks of it (a grammar that does not compile); the message is its own."""
+    """The engine refuses what the request asks (a grammar that does not compile); the message is its own."""
 
     code = "engine_rejected"
 
@@ -127,6 +128,14 @@ class UnknownModel(ClientError):
             f"The model {model[:200]!r} does not exist. "
             f"This server has: {', '.join(known) or 'no model yet'}."
         )
+
+
+class BodyTooSlow(ClientError):
+    status_hint = 408
+    code = "body_too_slow"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"The request body took longer than {limit_s:g} s.")
 
 
 class BodyTooLarge(ClientError):

@@ -13,6 +13,7 @@ from pipeline import errors
 from pipeline.errors import (
     BadKey,
     BodyTooLarge,
+    BodyTooSlow,
     ClientError,
     ContentBlocked,
     ContextTooLong,
@@ -57,6 +58,7 @@ def read(error: BaseException, request_id: str | None = None) -> tuple[int, dict
         (Draining(), 503, "overloaded_error", None, "draining"),
         (WorkerLost("m"), 502, "engine_error", None, "worker_lost"),
         (EngineRejected("m"), 400, "invalid_request_error", None, "engine_rejected"),
+        (BodyTooSlow(60.0), 408, "invalid_request_error", None, "body_too_slow"),
         (EngineFailed("m"), 502, "engine_error", None, "engine_failed"),
         (DeadlineExceeded("m"), 504, "engine_error", None, "deadline_exceeded"),
     ],
