@@ -1,0 +1,70 @@
+"""A request driven through an ASGI callable by hand: its scope, what the server receives, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from tests.gateway.answering import Client
+
+
+class Request:
+    """One request. `receive` gives the pieces of the body, then waits for a disconnect or the answer's end."""
+
+    def __init__(
+        self,
+        path: str = "/v1/chat/completions",
+        *body: bytes,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
+        extensions: Mapping[str, Any] | None = None,
+        query: bytes = b"",
+    ) -> None:
+        self.client = Client()
+        pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": query,
+            "headers": pairs,
+            "server": ("localhost", 80),
+            "client": ("localhost", 1),
+            "extensions": dict(extensions or {}),
+        }
+        self._pieces = list(body) or [b""]
+        self._gone = asyncio.Event()
+        self.num_received = 0
+
+    async def receive(self) -> dict[str, Any]:
+        self.num_received += 1
+        if self._gone.is_set():
+            return {"type": "http.disconnect"}
+        if self._pieces:
+            piece = self._pieces.pop(0)
+            return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        """As a server does it: the end of the response is a disconnect for who waits for one."""
+        await self.client(message)
+        if message.get("more_body") is False:
+            self._gone.set()
+
+    def disconnect(self) -> None:
+        self._gone.set()
+
+    def start(self, app: Any) -> asyncio.Task[None]:
+        return asyncio.create_task(app(self.scope, self.receive, self.send))
+
+    async def run(self, app: Any) -> Client:
+        """Until the app returns."""
+        await asyncio.wait_for(app(self.scope, self.receive, self.send), 10)
+        return self.client
