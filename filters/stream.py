@@ -236,9 +236,8 @@ class StreamFilter:
         is_ordinary = (
             not self.blocked
             and not self._decisions.undecided
-            and not self._decisions.words_are_settled
             and offsets.is_straight
-            and self._floor <= offsets.raw_of(under_way)
+            and self._floor <= offsets.raw_of(under_way)  # nothing under way was forced
             and not self._rules.always_exact
         )
         return self._walk.nodes[state] if is_ordinary else self._walk.parked(state)
