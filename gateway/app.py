@@ -17,6 +17,7 @@ from starlette.routing import Route
 from backend.address import parse_address
 from backend.catalog import OnModel
 from backend.pool import ClientLimits, PoolSettings, WorkerPool
+from filters.patterns import Patterns
 from filters.stream import CompiledRules
 from gateway.answer import AnswerLimits
 from gateway.docs_page import page_routes
@@ -59,7 +60,7 @@ class Gateway:
             limits=InputLimits(max_characters=limits.max_text_chars, max_messages=limits.max_messages),
             control_characters=ControlPolicy(others=text.control_characters),
             defaults=GenerationDefaults(max_tokens=limits.default_max_tokens),
-            rules=CompiledRules(rules.for_direction("input")) if rules.for_direction("input") else None,
+            rules=Patterns(rules.for_direction("input")) if rules.for_direction("input") else None,
         )
         self.models = Models(options, self._encoders)
         self.pool = _pool(settings, self._load_model)
