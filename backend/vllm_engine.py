@@ -80,7 +80,7 @@ class VllmEngine:
         self._watch()
         self._progress.stage("warming up")
         self._events = events
-        self._max_jobs = self._config.scheduler_config.max_num_seqs + self._options.max_waiting
+        self._max_jobs = self._job_limit()
         await self._choose_path()
         self._logging = asyncio.create_task(self._log_stats())
 
@@ -221,6 +221,12 @@ class VllmEngine:
 
     def stats(self) -> Stats:
         return self._tally.stats() if self._death is None else Stats(engine_alive=False)
+
+    def _job_limit(self) -> int:
+        """vLLM's own bound where it is set, which only its `generate` would heed."""
+        scheduler = self._config.scheduler_config
+        bound: int | None = getattr(scheduler, "max_num_queued_reqs", None)
+        return scheduler.max_num_seqs + self._options.max_waiting if bound is None else bound
 
     def _refusal(self) -> tuple[str, str] | None:
         if self._death is not None:

@@ -69,10 +69,10 @@ class GeneratePath:
             await self._stream(key, prompt, params, job.priority)
         except EngineDeadError as error:
             self.events.died(f"EngineDeadError: {refusal(error)}")
-        except ValueError as error:  # vLLM's own validation
-            self._fail(key, "rejected", error)
         except EngineGenerateError as error:
             self._fail(key, "engine", error.__cause__ or error)
+        except Exception as error:  # vLLM's own validation
+            self._fail(key, "rejected", error)
 
     async def _prepare(self, job: Job) -> tuple[Any, Any]:
         def prepare() -> tuple[Any, Any]:

@@ -70,7 +70,7 @@ def prompt_ids(ids: bytes) -> list[int]:
 
 
 def sampling_params(sampling: Mapping[str, Any], vocab_size: int) -> Any:
-    """vLLM's `SamplingParams`. Raises `BadJobError`, naming the field, or vLLM's own ValueError."""
+    """vLLM's `SamplingParams`. Raises `BadJobError`, which names the field."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     values = {name: value for name, value in sampling.items() if value is not None or name == "max_tokens"}
@@ -85,8 +85,8 @@ def sampling_params(sampling: Mapping[str, Any], vocab_size: int) -> Any:
         _check_structured(values["structured_outputs"])
     try:
         params = msgspec.convert(values, SamplingParams, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise BadJobError(_plain(str(error))) from error
+    except Exception as error:  # msgspec's for a type; for a value vLLM's own, which is no ValueError
+        raise BadJobError(_plain(refusal(error))) from error
     params.detokenize = False
     params.output_kind = RequestOutputKind.DELTA
     return params

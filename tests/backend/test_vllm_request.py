@@ -1,0 +1,112 @@
+"""Jobs into vLLM's terms: what is taken, what is refused, and by which name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.ports import Job
+from backend.vllm_request import (
+    LONG_PROMPT_TOKENS,
+    BadJobError,
+    is_slow,
+    prompt_ids,
+    refusal,
+    sampling_params,
+)
+from tests.backend.vllm_parts import import_vllm, pack
+
+VOCAB = 1000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    import_vllm()
+
+
+def test_ids_are_little_endian_int32() -> None:
+    assert prompt_ids(b"\x01\x00\x00\x00\xff\x00\x01\x00\xff\xff\xff\xff") == [1, 65791, -1]
+    assert prompt_ids(b"") == []
+
+
+def test_torn_id_is_refused() -> None:
+    with pytest.raises(BadJobError, match="prompt: 5 bytes"):
+        prompt_ids(b"\0" * 5)
+
+
+def test_fields_are_passed_on_and_tokens_stay_ids() -> None:
+    from vllm.sampling_params import RequestOutputKind
+
+    params = sampling_params(
+        {"temperature": 0.5, "top_k": 7, "seed": 3, "max_tokens": 9, "logit_bias": {"5": 1}, "min_p": None},
+        VOCAB,
+    )
+    assert (params.temperature, params.top_k, params.seed, params.max_tokens) == (0.5, 7, 3, 9)
+    assert params.logit_bias == {5: 1.0}
+    assert params.detokenize is False
+    assert params.output_kind is RequestOutputKind.DELTA
+
+
+def test_missing_max_tokens_is_vllms_own_default_and_none_means_no_limit() -> None:
+    assert sampling_params({}, VOCAB).max_tokens == 16
+    assert sampling_params({"max_tokens": None}, VOCAB).max_tokens is None
+
+
+def test_structured_outputs_become_vllms_own() -> None:
+    params = sampling_params({"structured_outputs": {"choice": ["yes", "no"]}}, VOCAB)
+    assert params.structured_outputs.choice == ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "named"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"_eos_token_id": 1}, "_eos_token_id"),
+        ({"stop": ["x"]}, "stop"),
+        ({"detokenize": True}, "detokenize"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"n": 2}, "n:"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 7}, "top_p"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"min_tokens": 2**31}, "min_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": ["x"]}, "stop_token_ids"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"allowed_token_ids": [2**40]}, "allowed_token_ids"),
+        ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
+        ({"logit_bias": {"1": "much"}}, "logit_bias"),
+        ({"structured_outputs": []}, "structured_outputs"),
+        ({"structured_outputs": {"json": "{}", "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs"),
+    ],
+)
+def test_bad_values_are_refused_and_the_field_is_named(sampling: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        sampling_params(sampling, VOCAB)
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_seeds_of_64_bits_are_taken(seed: int) -> None:
+    assert sampling_params({"seed": seed}, VOCAB).seed == seed
+
+
+def test_long_prompts_and_grammars_are_slow() -> None:
+    assert not is_slow(Job(pack([1] * LONG_PROMPT_TOKENS), {}))
+    assert is_slow(Job(pack([1] * (LONG_PROMPT_TOKENS + 1)), {}))
+    assert is_slow(Job(pack([1]), {"structured_outputs": {"regex": "a"}}))
+
+
+def test_refusals_are_bounded_and_never_empty() -> None:
+    assert refusal(ValueError("x" * 10_000)) == "x" * 500
+    assert refusal(ValueError()) == "ValueError"
