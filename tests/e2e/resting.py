@@ -1,0 +1,121 @@
+"""What a gateway and its workers hold, as the processes themselves and the kernel tell it.
+
+Whatever a request takes must be back when it is over: a test takes the figures before, and waits until they
+are the same again afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.processes import ProcessError
+from tests.stack import Gateway, Worker, fetch, metric
+
+LIMIT_S = 40.0  # longer than anything takes here; on a busy machine everything takes longer
+
+# Of a worker in /ready?verbose: what this gateway thinks that it holds, and the engine's own counts.
+_OUTSTANDING = (
+    "outstanding_requests",
+    "outstanding_tokens",
+    "waiting_requests",
+    "waiting_tokens",
+    "running",
+    "waiting",
+)
+_GATEWAY_GAUGES = ("headrace_open_requests", "headrace_buffered_bytes", "headrace_tasks")
+_WORKER_GAUGES = (
+    "headrace_link_connections",
+    "headrace_link_jobs",
+    "headrace_link_jobs_waiting",
+    "headrace_link_assembly_bytes",
+)
+
+
+def held(gateway: Gateway, workers: Sequence[Worker]) -> dict[str, float]:
+    """Everything that a request may take and must give back."""
+    figures = {name: gateway.metric(name) for name in _GATEWAY_GAUGES}
+    for status in statuses(gateway):
+        figures |= {f"{status['address']} {name}": status[name] for name in _OUTSTANDING}
+    for worker in workers:
+        figures |= {f"{worker.address} {name}": worker.metric(name) for name in _WORKER_GAUGES}
+        figures[f"{worker.address} descriptors"] = num_descriptors(worker.process.pid)
+    figures["descriptors"] = num_descriptors(gateway.pid)
+    return figures
+
+
+def at_rest(gateway: Gateway, workers: Sequence[Worker]) -> dict[str, float]:
+    """What is held without any request. The engines' counts come with heartbeats, so they may be late."""
+    busy = (*_OUTSTANDING, "headrace_open_requests", "headrace_link_jobs")
+
+    def is_idle() -> bool:
+        return not any(value for name, value in held(gateway, workers).items() if name.endswith(busy))
+
+    wait_for(gateway, is_idle, "idle")
+    return held(gateway, workers)
+
+
+def wait_until_held(gateway: Gateway, workers: Sequence[Worker], before: Mapping[str, float]) -> None:
+    """Until everything is as it was. An `AssertionError` shows what is not."""
+    try:
+        wait_for(gateway, lambda: held(gateway, workers) == before, "as before")
+    except ProcessError:
+        assert held(gateway, workers) == before
+
+
+def wait_for(gateway: Gateway, is_true: Callable[[], bool], what: str) -> None:
+    gateway.process.wait_until(is_true, LIMIT_S, what)
+
+
+def statuses(gateway: Gateway) -> list[dict[str, Any]]:
+    """The workers as the gateway sees them."""
+    return ready(gateway)[1]["workers"]  # type: ignore[no-any-return]
+
+
+def ready(gateway: Gateway) -> tuple[int, dict[str, Any]]:
+    """Status and body of /ready?verbose."""
+    from urllib.error import HTTPError
+
+    try:
+        return 200, json.loads(fetch(gateway.port, "/ready?verbose"))
+    except HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def num_jobs(worker: Worker, waiting: bool = False) -> int:
+    """Jobs in the worker's hands; those without a first token alone with `waiting`."""
+    return int(metric(worker.metrics_port, "headrace_link_jobs_waiting" if waiting else "headrace_link_jobs"))
+
+
+def num_descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def resident_bytes(pid: int) -> int:
+    """Physical memory of a process."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) << 10
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that still run."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def request_lines(gateway: Gateway) -> list[dict[str, Any]]:
+    """The request log, oldest first."""
+    lines = gateway.log.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def assert_no_fault(gateway: Gateway) -> None:
+    """Nothing happened that nobody had foreseen."""
+    text = gateway.log.read_text()
+    assert "Traceback" not in text, text[-4000:]
+    assert "unexpected" not in text, text[-4000:]
+    assert "internal_error" not in text, text[-4000:]
