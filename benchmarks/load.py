@@ -86,7 +86,7 @@ class StreamClient(asyncio.Protocol):
         result.ended_s = now_s
         result.is_done = b"[DONE]" in tail
         for line in tail.split(b"\n"):
-            if line.startswith(b"data: {") and b'"usage"' in line:
+            if line.startswith(b"data: {") and b'"usage":{' in line:
                 chunk = json.loads(line[6:])
                 result.num_tokens = chunk["usage"]["completion_tokens"]
                 result.timings = chunk.get("timings", {})
