@@ -6,18 +6,15 @@ leaves one log line and is counted once.
 
 from __future__ import annotations
 
-import logging
 import time
-import traceback
 
 from gateway.exchange import Exchange, Receive, Scope
+from gateway.fault_log import log_fault
 from gateway.flow import Flow, Route
 from gateway.metrics import Metrics
 from gateway.outlet import Send
 from gateway.request_log import RequestLog
 from pipeline.errors import HeadraceError
-
-log = logging.getLogger("headrace.edge")
 
 
 class GenerationEndpoint:
@@ -51,9 +48,3 @@ class GenerationEndpoint:
         record.buffered_peak = exchange.outlet.peak
         record.count(self._metrics, now_s)
         self._request_log.write(record.log_fields(now_s, time.time()))
-
-
-def log_fault(error: Exception, request_id: str) -> None:
-    """The place of an unexpected error, not its message, which may quote user text."""
-    place = "".join(traceback.format_tb(error.__traceback__)[-3:])
-    log.error("request %s: unexpected %s at\n%s", request_id, type(error).__name__, place)

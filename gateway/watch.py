@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.answer import Answer
 from gateway.exchange import Exchange
+from gateway.fault_log import log_fault
 from gateway.metrics import Metrics
 from pipeline.errors import HeadraceError
 
@@ -56,13 +57,11 @@ class OpenRequests:
     def look(self, now_s: float) -> None:
         """Enforce the limits of every open request."""
         for exchange, answer in list(self._open.items()):
-            if not answer.is_ended:
-                answer.check(now_s)
-            reason = answer.check_reader(now_s)
-            if reason is not None:
-                exchange.outlet.drop()
-                exchange.on_gone(reason)
-                exchange.close()
+            try:
+                _look_at(exchange, answer, now_s)
+            except Exception as error:  # one stream's fault must not stop the clock of all the others
+                log_fault(error, exchange.record.request_id)
+                answer.fail(HeadraceError("An internal error ended this stream."))
 
     def publish(self) -> None:
         """Bring the metrics that are counted elsewhere up to date."""
@@ -72,3 +71,13 @@ class OpenRequests:
         metrics.buffered_bytes.set(sum(exchange.outlet.num_buffered for exchange in self._open))
         self._peak = max([self._peak, *(exchange.outlet.peak for exchange in self._open)])
         metrics.buffered_peak.set(self._peak)
+
+
+def _look_at(exchange: Exchange, answer: Answer, now_s: float) -> None:
+    if not answer.is_ended:
+        answer.check(now_s)
+    reason = answer.check_reader(now_s)
+    if reason is not None:
+        exchange.outlet.drop()
+        exchange.on_gone(reason)
+        exchange.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -277,3 +277,10 @@ async def turns(num: int = 5) -> None:
     """Let the event loop run what is ready."""
     for _ in range(num):
         await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
+    """Wait for something to become true; fails the test when it does not."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - any condition, of any object
+            await asyncio.sleep(0.001)

@@ -1,16 +1,21 @@
-"""A request driven through an ASGI callable by hand: its scope, what the server receives, and its end."""
+"""Requests through an ASGI app: driven by hand, or over a real server and sockets that can be made slow."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
 
+import uvicorn
+
+from gateway.http_protocol import HttpConfig
 from tests.gateway.answering import Client
 
 
 class Request:
-    """One request. `receive` gives the pieces of the body, then waits for a disconnect or the answer's end."""
+    """One request. `receive` gives the pieces of the body, then waits for a disconnect or the end."""
 
     def __init__(
         self,
@@ -68,3 +73,31 @@ class Request:
         """Until the app returns."""
         await asyncio.wait_for(app(self.scope, self.receive, self.send), 10)
         return self.client
+
+
+@asynccontextmanager
+async def served(app: Any, lifespan: Literal["on", "off"] = "off") -> AsyncIterator[int]:
+    """The app on a free port, under the gateway's HTTP protocol; the kernel buffers little of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # connections inherit it
+        config = HttpConfig(
+            app, max_header_bytes=1 << 16, header_limit_s=20, lifespan=lifespan, log_config=None, ws="none"
+        )
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup(sockets=[listener])
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            await server.shutdown(sockets=[listener])
+
+
+def slow_client(port: int, request: bytes) -> socket.socket:
+    """A client that takes little: it has sent its request, and reads when it is told to."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", port))
+    client.sendall(request)
+    return client

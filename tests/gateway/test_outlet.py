@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 
 from gateway.outlet import Outlet
 from tests.gateway.answering import Client, turns
+from tests.gateway.asgi import served, slow_client
 
 HEADERS = [(b"content-type", b"text/plain")]
 
@@ -199,32 +197,6 @@ async def test_a_send_that_catches_the_cancel_may_still_wait() -> None:
 # -- a real server and a client that does not read -----------------------------------------------------------
 
 
-@asynccontextmanager
-async def served(app: Any) -> AsyncIterator[int]:
-    """uvicorn with this app on a free port of this process."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # connections inherit it
-        config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", http="httptools")
-        server = uvicorn.Server(config)
-        server.config.load()
-        server.lifespan = config.lifespan_class(config)
-        await server.startup(sockets=[listener])
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            await server.shutdown(sockets=[listener])
-
-
-def silent_client(port: int) -> socket.socket:
-    """A client with small buffers that has sent its request and does not read."""
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.settimeout(10)
-    client.connect(("127.0.0.1", port))
-    client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-    return client
-
-
 async def read_chunked(client: socket.socket) -> bytes:
     """A whole chunked response body, read slowly enough to block the server again and again."""
     loop = asyncio.get_running_loop()
@@ -262,7 +234,7 @@ async def test_a_client_that_reads_late_gets_every_byte_in_order() -> None:
             pass
 
     async with served(app) as port:
-        client = silent_client(port)
+        client = slow_client(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         try:
             await asyncio.wait_for(blocked.wait(), 10)
             assert await asyncio.wait_for(read_chunked(client), 20) == b"".join(pieces)
@@ -287,7 +259,7 @@ async def test_a_client_that_never_reads_is_dropped_at_the_bound() -> None:
             pass
 
     async with served(app) as port:
-        client = silent_client(port)
+        client = slow_client(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         try:
             assert "the limit is 100000" in await asyncio.wait_for(gone.get(), 10)
         finally:

@@ -1,0 +1,98 @@
+"""The generation routes over an engine that is driven by hand, with a small real model's text side."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+from filters.rules import Rule, RuleSet
+from filters.stream import CompiledRules
+from gateway.answer import AnswerLimits
+from gateway.edge import GenerationEndpoint
+from gateway.flow import BodyLimits, Flow, generation_routes
+from gateway.keys import ApiKeys
+from gateway.metrics import Metrics
+from gateway.models import Models
+from gateway.openai_schema import RequestLimits
+from gateway.request_log import RequestLog
+from pipeline.inbound import InboundOptions
+from pipeline.values import ModelInfo
+from tests.gateway.answering import MODEL, Engine
+from tests.pipeline.model_files import model_files
+
+INFO = ModelInfo(MODEL, max_model_len=65536, block_size=16, default_sampling={}, fingerprint="f")
+CHAT = "/v1/chat/completions"
+RAW = "/v1/completions"
+
+
+class Service:
+    """Everything behind the generation routes but workers and sockets."""
+
+    def __init__(
+        self,
+        encoders: ThreadPoolExecutor,
+        rules: Sequence[Rule] = (),
+        keys: Sequence[str] = (),
+        limits: AnswerLimits | None = None,
+        body: BodyLimits | None = None,
+    ) -> None:
+        self.engine = Engine(monotonic())
+        self.metrics = Metrics()
+        compiled = CompiledRules(RuleSet(tuple(rules)))
+        self.models = Models(InboundOptions(rules=compiled if rules else None), encoders)
+        self.flow = Flow(
+            engine=self.engine,
+            models=self.models,
+            keys=ApiKeys(keys),
+            rules=compiled,
+            encoders=encoders,
+            metrics=self.metrics,
+            limits=limits or AnswerLimits(),
+            body=body or BodyLimits(),
+        )
+        self._log = io.StringIO()
+        self._endpoints = {
+            path: GenerationEndpoint(self.flow, route, self.metrics, RequestLog(self._log), 1 << 16)
+            for path, route in generation_routes(RequestLimits()).items()
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._endpoints[scope["path"]](scope, receive, send)
+
+    @property
+    def lines(self) -> list[Any]:
+        """The request log."""
+        return [json.loads(line) for line in self._log.getvalue().splitlines()]
+
+    @property
+    def log(self) -> str:
+        return self._log.getvalue()
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@asynccontextmanager
+async def service(loaded: bool = True, **options: Any) -> AsyncIterator[Service]:
+    """A service; with `loaded` it knows the model `m`."""
+    with ThreadPoolExecutor(max_workers=1) as encoders:
+        made = Service(encoders, **options)
+        if loaded:
+            await made.models.load(INFO, model_files())
+        yield made
+
+
+def chat(content: Any = "hi", **fields: Any) -> bytes:
+    """A chat's body."""
+    messages = [{"role": "user", "content": content}]
+    return json.dumps({"model": MODEL, "messages": messages, **fields}).encode()
+
+
+def raw(prompt: Any = "hi", **fields: Any) -> bytes:
+    """A completion's body."""
+    return json.dumps({"model": MODEL, "prompt": prompt, **fields}).encode()

@@ -1,0 +1,128 @@
+"""What surrounds a request: one log line without text, one count, and errors that give nothing away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from pipeline.errors import EngineRejected
+from tests.gateway.answering import until
+from tests.gateway.asgi import Request
+from tests.gateway.serving import CHAT, RAW, chat, raw, service
+
+MARKER = "xylophone"
+FIELDS = {
+    *("time", "id", "route", "key", "model", "worker", "stream", "status", "prompt_tokens", "cached_tokens"),
+    *(
+        "output_tokens",
+        "choices",
+        "finish",
+        "ended",
+        "detail",
+        "resubmitted",
+        "rule_hits",
+        "ttft_ms",
+        "tpot_ms",
+    ),
+    *("held_peak_characters", "undecided_characters", "buffered_peak_bytes", "total_ms"),
+}
+
+
+async def test_a_request_leaves_one_line_and_one_count() -> None:
+    async with service(keys=["secret"]) as made:
+        request = Request(
+            CHAT, chat(MARKER, stream=True), headers={"authorization": "Bearer secret", "x-request-id": "abc"}
+        )
+        task = request.start(made)
+        await until(lambda: made.engine.streams)
+        made.engine.streams[0].say(MARKER)
+        made.engine.streams[0].say(MARKER, "stop")
+        await asyncio.wait_for(task, 5)
+        (line,) = made.lines
+        assert line.keys() >= FIELDS
+        assert (line["id"], line["route"], line["model"], line["worker"]) == ("abc", CHAT, "m", "w0")
+        assert (line["status"], line["ended"], line["finish"]) == (200, "complete", ["stop"])
+        assert (line["cached_tokens"], line["queue_ms"], line["prefill_ms"]) == (3, 1.5, 2.5)
+        assert len(line["key"]) == 8
+        assert MARKER not in made.log
+        assert "secret" not in made.log
+        assert made.sample("headrace_requests_total", route=CHAT, status="200", ended="complete") == 1
+        assert made.sample("gen_ai_client_token_usage_total", model="m", gen_ai_token_type="output") > 2
+        assert made.sample("gen_ai_server_time_to_first_token_seconds_count", model="m") == 1
+        assert made.sample("headrace_stage_seconds_count", stage="tokenize") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, json.dumps({"model": MARKER, "messages": [{"role": "user", "content": "x"}]}).encode()),
+        (CHAT, json.dumps({"model": "m", "messages": MARKER}).encode()),
+        (CHAT, json.dumps({"model": "m", "messages": [{"role": "user", "content": MARKER + "\0"}]}).encode()),
+        (CHAT, chat(MARKER, max_tokens=1 << 20)),
+        (CHAT, chat(temperature=MARKER)),
+        (CHAT, chat(tool_choice=MARKER)),
+        (RAW, raw(MARKER + "\0")),
+        (RAW, raw(MARKER, stop=[MARKER] * 100)),
+        (RAW, raw(MARKER, logit_bias={MARKER: 1})),
+        (CHAT, f'{{"{MARKER} {MARKER}": 1, "{MARKER} {MARKER}": 2}}'.encode()),
+        (CHAT, MARKER.encode()),
+    ],
+)
+async def test_refusals_leave_no_text_in_the_log(path: str, body: bytes) -> None:
+    async with service() as made:
+        client = await Request(path, body).run(made)
+        assert client.status is not None
+        assert 400 <= client.status < 500
+        assert len(made.lines) == 1
+        assert MARKER not in made.log
+        assert made.lines[0]["status"] == client.status
+
+
+async def test_engines_refusal_leaves_no_text_in_the_log() -> None:
+    async with service() as made:
+        request = Request(CHAT, chat())
+        task = request.start(made)
+        await until(lambda: made.engine.streams)
+        made.engine.streams[0].fail(EngineRejected(f"no grammar {MARKER!r}"))
+        await asyncio.wait_for(task, 5)
+        assert request.client.status == 400
+        assert MARKER in request.client.body.decode()
+        assert MARKER not in made.log
+
+
+async def test_an_unexpected_error_is_a_500_that_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError(MARKER)
+
+    async with service() as made:
+        monkeypatch.setattr(made.models, "get", broken)
+        with caplog.at_level(logging.DEBUG):
+            client = await Request(CHAT, chat(), headers={"x-request-id": "abc"}).run(made)
+        assert client.status == 500
+        assert client.json["error"]["code"] == "internal_error"
+        assert MARKER not in client.body.decode() + made.log + caplog.text
+        assert "request abc: unexpected KeyError at" in caplog.text
+        assert "in broken" in caplog.text
+        assert made.lines[0]["ended"] == "internal_error"
+        assert made.sample("headrace_requests_total", route=CHAT, status="500", ended="internal_error") == 1
+
+
+async def test_a_client_that_goes_during_its_body_is_logged() -> None:
+    async with service() as made:
+        request = Request(CHAT, b"{", b"}")
+        request.disconnect()
+        await request.run(made)
+        assert request.client.messages == []
+        assert (made.lines[0]["status"], made.lines[0]["ended"]) == (499, "client_closed")
+
+
+async def test_each_request_of_many_has_its_line() -> None:
+    async with service() as made:
+        await asyncio.gather(*(Request(CHAT, b"{").run(made) for _ in range(20)))
+        assert len({line["id"] for line in made.lines}) == 20

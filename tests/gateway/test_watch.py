@@ -1,0 +1,151 @@
+"""The clock of all open requests: limits of each, one's fault not the others', gauges."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from gateway import watch
+from gateway.answer import AnswerLimits
+from gateway.exchange import ABORT_EXTENSION, Exchange
+from gateway.metrics import Metrics
+from gateway.watch import OpenRequests
+from pipeline.errors import Draining
+from tests.gateway.answering import Case, turns
+from tests.gateway.asgi import Request
+
+
+class Watched:
+    """An answer among the open requests, its connection recorded."""
+
+    def __init__(self, requests: OpenRequests, **options: object) -> None:
+        self.case = Case(**options).start()  # type: ignore[arg-type]
+        self.cuts: list[bool] = []
+        request = Request(extensions={ABORT_EXTENSION: lambda: self.cuts.append(True)})
+        self.exchange = Exchange(request.scope, request.receive, request.send, 1 << 16)
+        self.exchange.outlet = self.case.outlet
+        self.exchange.on_gone = self.case.answer.client_gone
+        requests.add(self.exchange, self.case.answer)
+
+
+@pytest.fixture
+def requests() -> OpenRequests:
+    return OpenRequests(Metrics())
+
+
+async def test_every_open_answer_is_looked_at(requests: OpenRequests) -> None:
+    watched = [Watched(requests, limits=AnswerLimits(queue_s=60, heartbeat_s=1e6)) for _ in range(3)]
+    requests.look(159.0)
+    assert not any(each.case.answer.is_ended for each in watched)
+    requests.look(161.0)
+    assert [each.case.client.status for each in watched] == [504] * 3
+    requests.look(162.0)  # ended ones do no harm
+    assert len(requests) == 3
+    for each in watched:
+        requests.remove(each.exchange)
+        requests.remove(each.exchange)
+    assert len(requests) == 0
+
+
+async def test_a_client_that_does_not_read_is_cut(requests: OpenRequests) -> None:
+    one = Watched(requests, limits=AnswerLimits(slow_reader_s=30, request_s=1e9, stall_s=1e9))
+    one.case.streams[0].say("a")
+    one.case.client.stops_reading()
+    one.case.streams[0].say("b")
+    await turns()
+    since_s = one.case.outlet.blocked_since_s
+    assert since_s is not None
+    requests.look(since_s + 29)
+    assert one.cuts == []
+    requests.look(since_s + 31)
+    assert one.cuts == [True]
+    assert one.case.streams[0].is_aborted
+    assert one.case.record.ended == "client_closed"
+    requests.look(since_s + 32)
+    assert one.cuts == [True]
+    await turns()
+
+
+async def test_a_client_that_does_not_read_the_end_is_cut_too(requests: OpenRequests) -> None:
+    one = Watched(requests, limits=AnswerLimits(slow_reader_s=30))
+    one.case.client.stops_reading()
+    one.case.streams[0].say("b", "stop")
+    await turns()
+    assert one.case.record.ended == "complete"
+    since_s = one.case.outlet.blocked_since_s
+    assert since_s is not None
+    requests.look(since_s + 31)
+    assert one.cuts == [True]
+    assert one.case.record.ended == "client_closed"
+    await turns()
+
+
+async def test_one_answers_fault_ends_that_one_alone(
+    requests: OpenRequests, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, sound = Watched(requests), Watched(requests, limits=AnswerLimits(queue_s=60))
+
+    message = "-".join(["a", "text"])  # so that no line of the traceback has it
+
+    def check(now_s: float) -> None:
+        raise KeyError(message)
+
+    monkeypatch.setattr(broken.case.answer, "check", check)
+    with caplog.at_level(logging.ERROR):
+        requests.look(161.0)
+    assert broken.case.client.status == 500
+    assert broken.case.streams[0].is_aborted
+    assert sound.case.client.status == 504
+    assert message not in caplog.text
+    assert "KeyError" in caplog.text
+
+
+async def test_all_can_be_ended_with_a_named_error(requests: OpenRequests) -> None:
+    begun, waiting = Watched(requests), Watched(requests)
+    begun.case.streams[0].say("a")
+    requests.fail_all(Draining("The server is shutting down; the answer was cut off."))
+    assert begun.case.client.chunks[-1]["error"]["code"] == "draining"
+    assert not begun.case.client.is_done
+    assert waiting.case.client.status == 503
+    assert begun.case.streams[0].is_aborted
+    assert waiting.case.streams[0].is_aborted
+
+
+async def test_gauges_show_open_requests_and_buffers() -> None:
+    metrics = Metrics()
+    requests = OpenRequests(metrics)
+    one = Watched(requests)
+    one.case.streams[0].say("a")
+    one.case.client.stops_reading()
+    for _ in range(3):
+        one.case.streams[0].say("b")
+    requests.publish()
+    value = metrics.registry.get_sample_value
+    assert value("headrace_open_requests") == 1
+    waiting = one.case.outlet.num_buffered
+    assert waiting > 0
+    assert value("headrace_buffered_bytes") == value("headrace_buffered_peak_bytes") == waiting
+    one.case.client.reads_again()
+    await asyncio.wait_for(one.case.outlet.flushed(), 5)
+    requests.remove(one.exchange)
+    requests.publish()
+    assert (value("headrace_open_requests"), value("headrace_buffered_bytes")) == (0, 0)
+    assert value("headrace_buffered_peak_bytes") == waiting
+
+
+async def test_the_clock_looks_and_publishes_until_it_is_cancelled(
+    requests: OpenRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "PERIOD_S", 0.0)
+    published = asyncio.Event()
+    one = Watched(requests, limits=AnswerLimits(queue_s=1))  # long ago, by the real clock
+    one.case.answer._started_s = -1e9
+    task = asyncio.create_task(requests.watch(published.set))
+    await asyncio.wait_for(published.wait(), 5)
+    assert one.case.answer.is_ended
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
