@@ -101,7 +101,9 @@ class VllmEngine:
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
             del llm, path
-            gc.collect()  # its finalizer must run now, not when the interpreter is half gone
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # vLLM leaves its ZeroMQ context open
+                gc.collect()  # its finalizer must run now, not when the interpreter is half gone
 
     def _load(self) -> None:
         """Import and build vLLM: seconds to minutes, so never on the loop."""
@@ -141,7 +143,8 @@ class VllmEngine:
     def _ended(self, process: BaseProcess) -> None:
         self._unwatch()
         process.join(0)
-        self._die(f"its process {process.name} ended with status {process.exitcode}")
+        status = process.exitcode  # None where a thread of vLLM's has just fetched it
+        self._die(f"its process {process.name} ended" + ("" if status is None else f" with status {status}"))
 
     def _die(self, reason: str) -> None:
         if self._death is None:

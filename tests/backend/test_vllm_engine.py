@@ -19,7 +19,7 @@ from backend.link import Stats
 from backend.model_files import read_model_files
 from backend.ports import Job
 from backend.progress import StreamProgress
-from backend.vllm_config import VllmOptions
+from backend.vllm_config import VllmConfigError, VllmOptions, engine_config
 from backend.vllm_engine import VllmEngine, is_tested
 from tests.backend.vllm_parts import Heard, import_vllm, pack
 
@@ -228,8 +228,9 @@ async def test_abort_before_the_engine_has_it_frees_everything(engine: Engine) -
 
 
 async def test_abort_during_prefill_frees_everything(engine: Engine) -> None:
-    key = engine.start(list(range(2000, 3000)), **LONG)  # one step of half a second or more
-    await asyncio.sleep(0.2)
+    salt = engine.engine.info.engine_path
+    key = engine.start(list(range(2000, 6000)), salt=salt, **LONG)  # two steps, the first a second or more
+    await asyncio.sleep(0.1)
     engine.engine.abort([key])
     assert await engine.heard.end(key) == ("closed", key)
     assert engine.heard.ids(key) == []
@@ -323,13 +324,29 @@ async def test_killed_engine_core_is_noticed_and_refuses_jobs(started: Engine) -
     await started.heard.until(lambda: started.heard.ids(key))
     os.kill(started.engine.process_ids[0], signal.SIGKILL)
     (died,) = await started.heard.until(lambda: [what for what in started.heard.log if what[0] == "died"])
-    assert "ended with status -9" in died[1]
+    assert died[1].startswith("its process EngineCore ended")
     assert started.engine.stats() == Stats(engine_alive=False)
     late = started.start(PROMPTS[0], **GREEDY)
     assert (await started.heard.end(late))[2] == "engine"
     seen = started.heard.ids(key)
     await asyncio.sleep(0.2)
     assert started.heard.ids(key) == seen
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "said"),
+    [
+        (["--max-num-seqs", "many"], "does not take its arguments: argument --max-num-seqs"),
+        (["--no-such-argument"], "does not take its arguments: unrecognized arguments: --no-such-argument"),
+        (["--max-model-len", "1000000"], r"cannot use (?s:.*)max_model_len \(1000000\) is greater"),
+    ],
+)
+async def test_bad_engine_argument_is_refused_in_vllms_words(
+    embedded_model: Path, engine_args: list[str], said: str
+) -> None:
+    import_vllm()
+    with pytest.raises(VllmConfigError, match=said):
+        engine_config(VllmOptions(str(embedded_model), engine_args=engine_args), is_cpu=True)
 
 
 @pytest.mark.parametrize(
