@@ -64,7 +64,10 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker for /ready, /v1/models and metrics. The engine's figures are of its last heartbeat."""
+    """A worker for /ready, /v1/models and metrics.
+
+    The engine's figures are of its last heartbeat, and 0 without a link.
+    """
 
     address: str
     name: str  # the worker's own; its address until it has introduced itself
@@ -140,7 +143,8 @@ class RemoteWorker:
     def status(self) -> WorkerStatus:
         client, welcome = self.client, self.welcome
         slots = client.slots if client is not None else None
-        stats = client.stats if client is not None else Stats()
+        # With the link all that the worker ran for us is over: its last figures would stand for ever.
+        stats = client.stats if client is not None and not client.ended.done() else Stats()
         return WorkerStatus(
             address=str(self.address),
             name=welcome.worker if welcome is not None else str(self.address),

@@ -413,6 +413,18 @@ async def test_heartbeat_figures_reach_the_status(tmp_path: Path) -> None:
 # -- ways to connect ---------------------------------------------------------------------------------------
 
 
+async def test_figures_of_a_lost_worker_are_zero(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        async with scripted(tmp_path, step_ms=20.0) as server:
+            pool = await stack.enter_async_context(pooled(tmp_path, server.address))
+            await all_ready(pool)
+            pool.submit(make_call([1], max_tokens=10_000), RecordingSink())
+            await until(lambda: pool.statuses()[0].running == 1)
+        await until(lambda: states(pool) == ["connecting"])
+        (status,) = pool.statuses()
+        assert (status.running, status.kv_usage) == (0, 0.0)
+
+
 async def test_tcp_works_like_a_unix_socket(tmp_path: Path) -> None:
     async with scripted(tmp_path, listen="tcp://127.0.0.1:0") as server:
         assert server.address.port > 0
