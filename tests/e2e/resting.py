@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
-from tests.processes import ProcessError
+from tests.processes import ProcessError, answers
 from tests.stack import Gateway, Worker, fetch, metric
 
 LIMIT_S = 40.0  # longer than anything takes here; on a busy machine everything takes longer
@@ -77,13 +78,16 @@ def statuses(gateway: Gateway) -> list[dict[str, Any]]:
 
 def ready(gateway: Gateway) -> tuple[int, dict[str, Any]]:
     """Status and body of /ready?verbose."""
-    from urllib.error import HTTPError
-
     try:
         return 200, json.loads(fetch(gateway.port, "/ready?verbose"))
     except HTTPError as error:
         with error:
             return error.code, json.loads(error.read())
+
+
+def are_ready(gateway: Gateway) -> bool:
+    """Whether every process of a gateway is ready: the kernel gives each new connection to any of them."""
+    return all(answers(gateway.port, "/ready") == 200 for _ in range(20))
 
 
 def num_jobs(worker: Worker, waiting: bool = False) -> int:
