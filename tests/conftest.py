@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_unconfigure() -> None:
-    """Keep pytest's closing line the last one: as the interpreter ends, triton's bindings list their leaks."""
+    """Keep pytest's closing line the last one: at the end triton's bindings list what they leaked."""
     if "triton" in sys.modules:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
