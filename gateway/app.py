@@ -135,6 +135,8 @@ class App:
             lifespan=gateway.running,
             exception_handlers={HTTPException: http_error},
         )
+        # A slash too many is 404: a redirect would name the client's Host header, and lose a POST's body.
+        self._others.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
