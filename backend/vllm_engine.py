@@ -100,9 +100,9 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
-            del llm, path
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)  # vLLM leaves its ZeroMQ context open
+                del llm, path
                 gc.collect()  # its finalizer must run now, not when the interpreter is half gone
 
     def _load(self) -> None:

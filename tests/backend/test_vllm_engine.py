@@ -53,7 +53,8 @@ class Engine:
         return key
 
     async def idle(self) -> Stats:
-        """The figures once nothing runs and nothing waits."""
+        """The figures once nothing runs and nothing waits. They come with steps, so one is made first."""
+        await self.run([1], max_tokens=1)
         async with asyncio.timeout(60):
             while (stats := self.engine.stats()).running or stats.waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
