@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.error_body import error_response
 from gateway.exchange import ABORT_EXTENSION
@@ -62,6 +62,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._skips_head = False
         self._in_head = False
         self._in_message = False  # head or body
+        self._cycles: list[RequestResponseCycle] = []  # the one that runs, and those pipelined behind it
         self._closing = False  # no more input is parsed
         self._timer: asyncio.TimerHandle | None = None
 
@@ -70,7 +71,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn tells the newest cycle alone: the running one would not know of it."""
         self._stop_timer()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -153,6 +160,9 @@ class HttpProtocol(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
+            if before is None or before.response_complete:
+                self._cycles.clear()
+            self._cycles.append(self.cycle)
             self.cycle.transport = _CycleTransport(self.transport, self._close)  # type: ignore[assignment]
             self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
 

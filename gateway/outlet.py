@@ -112,13 +112,12 @@ class Outlet:
             self._task = None
 
     def _next(self) -> Message:
-        """Everything that waits, as one message: a slow client gets what it missed at once."""
+        """Everything that waits, as one message: a slow client gets what it missed at once.
+
+        The head never waits: it is the first message, so that nothing can be under way before it.
+        """
         waiting, self._buffer = self._buffer, []
         self.num_buffered = 0
-        if len(waiting) == 1 or waiting[0]["type"] != "http.response.body":
-            self._buffer = waiting[1:]
-            self.num_buffered = sum(len(message.get("body", b"")) for message in self._buffer)
-            return waiting[0]
         body = b"".join([message["body"] for message in waiting])
         return {"type": "http.response.body", "body": body, "more_body": waiting[-1]["more_body"]}
 

@@ -176,6 +176,16 @@ async def test_a_closed_connection_empties_the_engine(tmp_path: Path, stream: bo
         await until(lambda: made.num_running == 0 and made.gateway.num_open_requests == 0)
 
 
+async def test_a_closed_connection_empties_the_engine_behind_a_pipelined_request(tmp_path: Path) -> None:
+    async with site(tmp_path) as made:
+        async with connect(made.port) as wire:
+            body = json.dumps(BODY | {"max_tokens": 20000}).encode()
+            head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+            await wire.send((head + body) * 3)
+            await until(lambda: made.num_running == 1)
+        await until(lambda: made.num_running == 0 and made.gateway.num_open_requests == 0)
+
+
 @pytest.mark.parametrize(
     "limits",
     [

@@ -402,6 +402,7 @@ def test_logprobs_of_an_incomplete_last_character_are_kept() -> None:
     for choice in (outbound(), outbound(MASK), outbound(stops=["STOP"])):
         list(steps(choice, [ids], "length", logprobs=True))
         assert [entry.token_id for entry in choice.logprobs] == ids
+        assert [entry.end for entry in choice.logprobs] == [1, 2, 2]
 
 
 def test_logprobs_behind_a_stop_or_a_block_never_leave() -> None:
