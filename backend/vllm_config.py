@@ -75,8 +75,8 @@ def prepare_environment(environ: MutableMapping[str, str], options: VllmOptions,
     environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about this very recipe
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
-    # OpenMP's threads spin while they wait for each other. Beside anything else that wants the same cores that
-    # ends in one token a second; asleep it was 18 to 24, at a load of 6 to 10 on two cores.
+    # OpenMP's threads spin while they wait for each other. Beside anything else that wants the same cores
+    # that ends in one token a second; asleep it was 18 to 24, at a load of 6 to 10 on two cores.
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     names = _names(options.engine_args)
     if not names & _SPREADING:

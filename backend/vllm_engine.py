@@ -119,6 +119,7 @@ class VllmEngine:
             self._progress.stage(f"loading weights and making room for the KV cache ({_device(is_cpu)})")
             self._llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=[stat_logger(self._tally)])
         self._processes = self._new_processes()
+        _cache_environment()
 
     # -- the engine core's processes -----------------------------------------------------------------------
 
@@ -268,6 +269,14 @@ def is_tested(version: str) -> bool:
     except ValueError:
         return False
     return STEPS_VERSIONS[0] <= (major, minor) < STEPS_VERSIONS[1]
+
+
+def _cache_environment() -> None:
+    """vLLM's statistics read an environment variable per token: 3.4 us, and 1.0 us once it is cached."""
+    import vllm.envs
+
+    if hasattr(vllm.envs, "enable_envs_cache"):
+        vllm.envs.enable_envs_cache()
 
 
 def _device(is_cpu: bool) -> str:
