@@ -117,6 +117,17 @@ def request_lines(gateway: Gateway) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+def logged(gateway: Gateway, request_id: str) -> dict[str, Any]:
+    """The line of the request that was sent with this x-request-id; it comes a moment after the answer."""
+
+    def found() -> list[dict[str, Any]]:
+        return [line for line in request_lines(gateway) if line["id"] == request_id]
+
+    wait_for(gateway, lambda: bool(found()), f"logging {request_id}")
+    (line,) = found()
+    return line
+
+
 def assert_no_fault(gateway: Gateway) -> None:
     """Nothing happened that nobody had foreseen."""
     text = gateway.log.read_text()

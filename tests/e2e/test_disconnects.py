@@ -18,6 +18,7 @@ from tests.e2e.asking import CHAT, COMPLETE, Outcome, ask, chat, converse
 from tests.e2e.resting import (
     assert_no_fault,
     at_rest,
+    logged,
     num_jobs,
     request_lines,
     resident_bytes,
@@ -66,11 +67,11 @@ def served(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield Served(gateway, worker)
 
 
-async def send_chat(wire: Wire, body: object) -> None:
+async def send_chat(wire: Wire, body: object, request_id: str = "-") -> None:
     """A whole chat request; nothing of the answer is read."""
     content = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
-    await wire.send(head.encode() + content)
+    lines = ("host: localhost", f"x-request-id: {request_id}", f"content-length: {len(content)}", "", "")
+    await wire.send("\r\n".join((f"POST {CHAT} HTTP/1.1", *lines)).encode() + content)
 
 
 async def leave(wire: Wire, rng: random.Random | None = None) -> None:
@@ -112,10 +113,11 @@ async def test_disconnect_while_queued_leaves_the_queue(served: Served, stream: 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_disconnect_in_prefill_aborts_it(served: Served, stream: bool) -> None:
     async with connect(served.port) as wire:
-        await send_chat(wire, chat(f"{stream} {LONG_PROMPT}", ENDLESS, stream=stream))
+        body = chat(f"{stream} {LONG_PROMPT}", ENDLESS, stream=stream)
+        await send_chat(wire, body, f"prefill-{stream}")
         served.wait_for_jobs(1, waiting=True)
     served.wait_for_jobs(0)
-    assert request_lines(served.gateway)[-1]["output_tokens"] == 0
+    assert logged(served.gateway, f"prefill-{stream}")["output_tokens"] == 0
 
 
 async def test_prefill_of_an_aborted_request_delays_nobody(served: Served) -> None:
@@ -153,23 +155,23 @@ async def test_disconnect_of_a_request_without_a_stream_aborts_it(served: Served
 
 async def test_disconnect_while_a_filter_holds_text_drops_it_and_says_so(served: Served) -> None:
     async with connect(served.port) as wire:
-        assert (await wire.post(CHAT, chat("Please hold it.", ENDLESS))).status == 200
+        head = await wire.post(CHAT, chat("Please hold it.", ENDLESS), {"x-request-id": "held"})
+        assert head.status == 200
         frame = await wire.frame()
         assert frame is not None
         assert frame.data["choices"][0]["delta"] == {"role": "assistant", "content": ""}
         wait_for(served.gateway, lambda: served.gateway.metric("headrace_open_requests") == 1, "open")
     served.wait_for_jobs(0)
-    line = request_lines(served.gateway)[-1]
+    line = logged(served.gateway, "held")
     assert line["undecided_characters"] > 0
     assert line["ended"] == "client_closed"
 
 
 async def test_disconnect_before_the_body_is_complete_reaches_no_engine(served: Served) -> None:
-    before = len(request_lines(served.gateway))
     async with connect(served.port) as wire:
-        await wire.send(f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{{".encode())
-    wait_for(served.gateway, lambda: len(request_lines(served.gateway)) > before, "logging it")
-    line = request_lines(served.gateway)[-1]
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nx-request-id: half\r\ncontent-length: 100\r\n\r\n{{"
+        await wire.send(head.encode())
+    line = logged(served.gateway, "half")
     assert (line["status"], line["ended"], line["worker"]) == (499, "client_closed", "")
 
 

@@ -114,6 +114,7 @@ async def test_clients_that_do_not_read_are_closed_at_the_bound_and_quick_ones_g
         assert gateway.metric("headrace_buffered_peak_bytes") <= MAX_BYTES + MAX_FRAME_BYTES
         for client in clients:
             assert b"[DONE]" not in (await rest_of(client))[-200:]
+    wait_until_held(gateway, [worker], before)
     lines = [line for line in request_lines(gateway) if line["ended"] != "complete"]
     assert len(lines) == NUM_SLOW
     for line in lines:
@@ -121,7 +122,6 @@ async def test_clients_that_do_not_read_are_closed_at_the_bound_and_quick_ones_g
         assert "reads too slowly" in line["detail"]
         assert str(MAX_BYTES) in line["detail"]
         assert MAX_BYTES < line["buffered_peak_bytes"] <= MAX_BYTES + MAX_FRAME_BYTES
-    wait_until_held(gateway, [worker], before)
     assert_no_fault(gateway)
 
 
@@ -143,11 +143,11 @@ async def test_client_that_does_not_read_is_closed_after_its_time(served: Served
         await until(gateway, lambda: num_jobs(worker) == 1, "running")
         await until(gateway, lambda: num_jobs(worker) == 0, "rid of it")
         assert b"[DONE]" not in (await rest_of(client))[-200:]
-    line = request_lines(gateway)[-1]
+    wait_until_held(gateway, [worker], before)
+    (line,) = request_lines(gateway)
     assert line["ended"] == "client_closed"
     assert "has not read for" in line["detail"]
     assert "0.5 s" in line["detail"]
-    wait_until_held(gateway, [worker], before)
     assert_no_fault(gateway)
 
 
