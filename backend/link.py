@@ -55,6 +55,7 @@ class LinkError(Exception):
 
 
 Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+Generation = Annotated[int, msgspec.Meta(ge=0)]  # a negative one is nobody's, see `backend.slots`
 
 
 class Frame(msgspec.Struct, array_like=True):
@@ -103,7 +104,7 @@ class Submit(Frame):
     """Start one choice. `ids` is the (rest of the) prompt, int32 little-endian, after this slot's PIECEs."""
 
     slot: Slot
-    generation: int
+    generation: Generation
     ids: bytes
     sampling: dict[str, Any]  # vLLM SamplingParams fields, complete, with max_tokens
     priority: int = 0
@@ -114,12 +115,12 @@ class Piece(Frame):
     """A part of a long prompt, before its SUBMIT."""
 
     slot: Slot
-    generation: int
+    generation: Generation
     ids: bytes
 
 
 class Abort(Frame):
-    slots: list[tuple[Slot, int]]  # (slot, generation)
+    slots: list[tuple[Slot, Generation]]  # (slot, generation)
 
 
 class Fetch(Frame):
@@ -144,7 +145,7 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     """
 
     slot: Slot
-    generation: int
+    generation: Generation
     ids: list[int]
     finish: str | None = None  # stop, length, abort, error, repetition
     stop: int | str | None = None
@@ -160,7 +161,7 @@ class Step(Frame):
 class Closed(Frame):
     """These slots are free: aborted in the engine, no frame for them follows."""
 
-    slots: list[tuple[Slot, int]]
+    slots: list[tuple[Slot, Generation]]
 
 
 class Error(Frame):
@@ -170,7 +171,7 @@ class Error(Frame):
     """
 
     slot: Slot
-    generation: int
+    generation: Generation
     kind: str
     message: str
 

@@ -104,6 +104,15 @@ def test_slot_out_of_range_is_a_link_error() -> None:
             link.decode(link.STEP, msgspec.msgpack.encode([[[slot, 1, [5]]]]))
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [Step([Delta(0, -1, [1], "stop")]), Closed([(0, -1)]), Error(0, -1, "busy", ""), Abort([(0, -1)])],
+)
+def test_negative_generation_is_a_link_error(frame: Frame) -> None:
+    with pytest.raises(LinkError, match="bad payload"):
+        list(Framer().feed(bytes(link.encode(frame))))
+
+
 def test_array_that_claims_four_billion_entries_is_a_link_error() -> None:
     with pytest.raises(LinkError):
         link.decode(link.STEP, b"\x91\xdd\xff\xff\xff\xff")
