@@ -124,9 +124,11 @@ async def _remove_dead_socket(address: Address) -> None:
         raise AddressError(f"refusing to listen on {address}: there is a file that is no socket")
     try:
         _, writer = await asyncio.open_unix_connection(address.path)
-    except OSError:
+    except ConnectionRefusedError:
         os.unlink(address.path)
         return
+    except OSError as error:  # alive, and its queue is full, or it is another user's
+        raise AddressError(f"refusing to listen on {address}: the socket cannot be tried: {error}") from error
     writer.close()
     await writer.wait_closed()
     raise AddressError(f"refusing to listen on {address}: another process listens there")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import stat
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from backend.address import Address, AddressError, check_trust, connect, listen, parse_address
 
@@ -93,6 +95,18 @@ async def test_dead_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> 
     assert (tmp_path / "s").exists()
     second, _ = await listen(Hangup, address)
     second.close()
+
+
+def test_live_socket_with_a_full_queue_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as stopped, socket.socket(socket.AF_UNIX) as waiting:
+        stopped.bind(str(path))
+        stopped.listen(0)
+        waiting.connect(str(path))
+        before = path.stat().st_ino
+        with pytest.raises(AddressError, match="refusing to listen"):
+            uvloop.run(listen(Hangup, Address(path=str(path))))
+        assert path.stat().st_ino == before
 
 
 async def test_ordinary_file_in_the_sockets_place_is_kept(tmp_path: Path) -> None:
