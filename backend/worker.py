@@ -119,10 +119,21 @@ def build_server(options: WorkerOptions, progress: Progress) -> LinkServer:
 
 
 def _with_embedded_model(options: WorkerOptions, progress: Progress) -> WorkerOptions:
-    folder = ensure_embedded_model(options.cache_dir, progress)
+    with _sigterm_interrupts():
+        folder = ensure_embedded_model(options.cache_dir, progress)
     return replace(
         options, model=str(folder), served_model_names=tuple(options.served_model_names) or (MODEL_NAME,)
     )
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM raises `KeyboardInterrupt`: a fetch or conversion under way must not live on without us."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def _serve(

@@ -177,6 +177,33 @@ def test_worker_serves_metrics_and_health_and_stops_on_sigterm(tmp_path: Path, t
         assert started.end() == EXIT_STOPPED
 
 
+def test_sigterm_during_a_fetch_ends_the_fetching_program(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        """
+        import os, sys
+        from pathlib import Path
+        from backend import worker
+        from backend.child import run_child
+        log = Path(sys.argv[1])
+        command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+        def told():
+            if log.read_text():
+                print("fetching", flush=True)
+        worker.ensure_embedded_model = lambda *_: run_child(command, os.environ, log, 60, told)
+        sys.exit(worker.run_worker(worker.WorkerOptions("tcp://127.0.0.1:0", Path("unused"))))
+        """
+    )
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", program, str(log)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "fetching\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == EXIT_STOPPED
+    assert not Path(f"/proc/{log.read_text().strip()}").exists()
+
+
 async def test_running_jobs_finish_before_the_exit(tmp_path: Path, tokenizer: str) -> None:
     with worker(tmp_path, scripted={"tokenizer": tokenizer, "step_ms": 20}) as started:
         address, url = await asyncio.to_thread(started.ready)
