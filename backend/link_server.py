@@ -117,6 +117,11 @@ class LinkServer:
         await self._engine.stop()
 
     @property
+    def is_accepting(self) -> bool:
+        """Whether jobs are taken at all: the engine is ready and alive, and nobody has begun to drain."""
+        return self.is_ready and not self.died.done() and self._refusal is None
+
+    @property
     def num_connections(self) -> int:
         return len(self._connections)
 
@@ -278,8 +283,7 @@ class LinkServer:
     def _broadcast_stats(self) -> None:
         stats = self._stats() if self.is_ready else Stats()
         alive = not self.died.done()
-        accepting = self.is_ready and alive and self._refusal is None
-        frame = link.encode(msgspec.structs.replace(stats, engine_alive=alive, accepting=accepting))
+        frame = link.encode(msgspec.structs.replace(stats, engine_alive=alive, accepting=self.is_accepting))
         for connection in self._connections:
             connection.send_heartbeat(frame)
 

@@ -42,7 +42,7 @@ class LinkCollector(Collector):
                 "Bytes of prompts on their way in pieces.",
                 server.assembly.num_bytes,
             ),
-            ("headrace_link_ready", "1 while jobs are taken.", int(_state(server) == "ok")),
+            ("headrace_link_ready", "1 while jobs are taken.", int(server.is_accepting)),
         ):
             yield GaugeMetricFamily(name, text, value)
         text = "Outputs of the engine for jobs that had already ended."

@@ -537,8 +537,10 @@ async def test_dead_engine_fails_every_slot_and_takes_no_more(tmp_path: Path) ->
 async def test_drain_lets_running_jobs_finish_and_refuses_new_ones(tmp_path: Path) -> None:
     rig = await make_rig(tmp_path)
     rig.gateway.send(submit(0, 1))
+    assert rig.server.is_accepting
     draining = asyncio.create_task(rig.server.drain(10))
     await asyncio.sleep(0)
+    assert not rig.server.is_accepting
     rig.gateway.send(submit(1, 2))
     rig.engine.say(0, 5, finish="stop")
     assert await draining == 0

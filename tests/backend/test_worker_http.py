@@ -21,6 +21,7 @@ class Link:
     def __init__(self) -> None:
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.is_ready = False
+        self.is_accepting = False
         self.num_connections = 2
         self.num_running = 5
         self.num_waiting = 3
@@ -69,6 +70,14 @@ async def test_metrics_show_the_links_figures(served: Any) -> None:
         "headrace_link_late_outputs_total 1.0",
     ):
         assert f"\n{line}\n" in f"\n{text}"
+
+
+async def test_ready_metric_falls_while_draining_and_health_does_not(served: Any) -> None:
+    served.link.is_ready = served.link.is_accepting = True
+    assert "\nheadrace_link_ready 1.0\n" in (await _get(f"{served.url}/metrics"))[1]
+    served.link.is_accepting = False
+    assert "\nheadrace_link_ready 0.0\n" in (await _get(f"{served.url}/metrics"))[1]
+    assert (await _get(f"{served.url}/health"))[0] == 200
 
 
 async def test_other_paths_are_not_found(served: Any) -> None:
