@@ -56,11 +56,11 @@ def _salt(request_seed: int | None) -> bytes:
 
 
 class Script:
-    """Given answers, as ids. From a file:
+    """Given answers, as ids. From a file, which is JSON if its name ends in `.json`:
 
     * JSON list: answers by order of arrival, round and round;
     * JSON object: answers by the first key that the prompt's text contains (the key "" fits every prompt);
-    * any other text: one answer per line, by order.
+    * any other file: one answer per line, by order.
 
     An answer is a text, or in JSON also a list of ids.
     """
@@ -81,7 +81,8 @@ class Script:
             except ValueError as error:
                 raise ScriptError(f"script {path}: {error}") from error
         else:
-            value = [line for line in text.splitlines() if line.strip()]
+            # Not `splitlines`: an answer may hold U+2028.
+            value = [line for line in text.split("\n") if line.strip()]
         if isinstance(value, dict):
             by_text = {key: _answer(path, key, entry, tokenizer) for key, entry in value.items()}
             return cls([], by_text, tokenizer)

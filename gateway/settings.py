@@ -263,7 +263,8 @@ class Scripted:
         None
     )
     script: Annotated[
-        Path | None, About("file with the texts that it answers, one JSON value a line", is_file=True)
+        Path | None,
+        About("file with its answers: a JSON list or object (.json), else one answer a line", is_file=True),
     ] = None
     step_ms: Annotated[float, About("time of one step", "ms", at_least=0)] = 20.0
     jitter_ms: Annotated[float, About("random part of a step's time", "ms", at_least=0)] = 0.0

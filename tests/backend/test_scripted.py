@@ -191,7 +191,7 @@ async def test_script_object_answers_by_what_the_prompt_contains(tmp_path: Path)
 
 async def test_script_text_is_an_answer_per_line(tmp_path: Path) -> None:
     path = tmp_path / "script.txt"
-    path.write_text("w1\n\nw2 w3\n")
+    path.write_text("w1\n\nw2\u2028w3\n", encoding="utf-8")
     listener = await make(tmp_path, script=path)
     assert [(await listener.answer([9]))[0] for _ in range(2)] == [[1, EOS_ID], [2, 3, EOS_ID]]
 
