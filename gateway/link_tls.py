@@ -18,11 +18,16 @@ def client_tls(link: Link) -> ssl.SSLContext | None:
 
 
 def server_tls(link: Link) -> ssl.SSLContext | None:
-    """A worker's side;
+    """A worker's side; None without `link_certfile`. With `link_cafile` gateways must show a certificate too.
 
-    None without `link_certfile`. With `link_cafile` gateways must show a certificate too.
+    Raises `OSError` for files that cannot be used, `ValueError` for an authority without a certificate.
     """
     if link.link_certfile is None:
+        if link.link_cafile is not None:
+            raise ValueError(
+                "link_cafile: a worker asks gateways for certificates over TLS only, and link_certfile, "
+                "which switches that on, is missing"
+            )
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(link.link_certfile, link.link_keyfile)

@@ -54,6 +54,11 @@ def shake_hands(client: Link, server: Link, hostname: str = "localhost") -> None
     assert here.version() in ("TLSv1.2", "TLSv1.3")
 
 
+def test_worker_with_an_authority_and_no_certificate_is_refused() -> None:
+    with pytest.raises(ValueError, match="link_certfile"):
+        server_tls(Link(link_cafile=Path("authority.pem")))
+
+
 def test_without_files_there_is_no_tls() -> None:
     assert client_tls(Link()) is None
     assert server_tls(Link()) is None
