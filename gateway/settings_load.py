@@ -57,7 +57,7 @@ def load(flags: Mapping[str, Any] | None = None) -> Loaded:
     """The effective settings. `flags` holds only what was given, by setting name. Raises `SettingsError`."""
     flags = flags or {}
     problems = list(_unknown_variables(os.environ))
-    path = flags.get("config") or os.environ.get(ENV_PREFIX + "CONFIG")
+    path = flags["config"] if "config" in flags else os.environ.get(ENV_PREFIX + "CONFIG")
     in_file = _read_file(Path(str(path)).expanduser(), problems) if path else {}
     model = _model(in_file)
     from_env = EnvSettingsSource(model)()
@@ -77,7 +77,10 @@ def load(flags: Mapping[str, Any] | None = None) -> Loaded:
 
 
 def restore(given: Mapping[str, Any]) -> Settings:
-    """Settings from `plain()` of another process. Raises `SettingsError`."""
+    """Settings from `plain()` of another process, which has read the file: it may have changed since.
+
+    Raises `SettingsError`.
+    """
     return load(given).settings
 
 
@@ -220,8 +223,8 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     """The mapping in a YAML file, without what the table does not know; that is reported."""
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problems.append(f"config: {path} cannot be read: {error}")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problems.append(f"config: {path} cannot be read: {_without_content(error)}")
         return {}
     if not isinstance(content, dict | None):
         problems.append(f"config: {path} must hold `name: value` lines, not a {type(content).__name__}")
@@ -234,6 +237,14 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         if key not in known
     ]
     return {key: value for key, value in content.items() if key in known}
+
+
+def _without_content(error: Exception) -> str:
+    """What is wrong with a YAML file. The parser's own words quote its lines, and one may hold a key."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"no valid YAML at line {mark.line + 1}, column {mark.column + 1}"
+    return str(error)
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,8 @@ from gateway.settings_table import Setting, table
 
 _SIZES: Final = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 _PASSWORD: Final = re.compile(r"(?<=://)([^/@\s]*:)[^/@\s]+(?=@)")
+# Engine arguments that hold a secret, as `--hf-token` does; `--max-num-batched-tokens` does not.
+_SECRET_ARGUMENT: Final = re.compile(r"--(?:.*[-_.])?(?:token|key|secret|password)")
 _MAX_SHOWN_CHARS: Final = 200  # of a bad value: enough to recognise it
 
 
@@ -64,12 +66,29 @@ def written(row: Setting, value: Any) -> str:
     if row.about.secret:
         return ", ".join([MASK] * (len(value) if row.is_list else 1))
     if row.is_list:
-        return shown_plain(shlex.join(value) if row.name == "engine_args" else ", ".join(value))
+        is_command = row.name == "engine_args"
+        return shown_plain(shlex.join(_masked(value)) if is_command else ", ".join(value))
     if row.kind is bool:
         return "true" if value else "false"
     if row.about.unit == "bytes":
         return _size(value)
     return f"{value:g}" if isinstance(value, float) else shown_plain(str(value))
+
+
+def _masked(arguments: Sequence[str]) -> list[str]:
+    """Engine arguments without their secrets, be they `--name value` or `--name=value`."""
+    shown = []
+    is_secret = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        names_secret = _SECRET_ARGUMENT.fullmatch(name) is not None
+        if names_secret and equals:
+            argument = f"{name}={MASK}"
+        elif is_secret and not argument.startswith("--"):
+            argument = MASK
+        shown.append(argument)
+        is_secret = names_secret and not equals
+    return shown
 
 
 def shown_plain(text: str) -> str:
