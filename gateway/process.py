@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.settings import Process, Settings
+from gateway.settings import Settings
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
@@ -32,7 +32,6 @@ class Orders:
     role: str  # gateway, worker
     settings: Mapping[str, Any]  # as settings_load.plain() gives them
     parent_pid: int
-    index: int = 0
     listen_fds: Sequence[int] = ()
     ready_fd: int | None = None
 
@@ -50,7 +49,7 @@ def start(roles: Mapping[str, Role]) -> int:
     from gateway.commands import set_up_logging
     from gateway.settings_load import restore
 
-    settings = dataclasses.replace(restore(orders.settings), process=Process(orders.index))
+    settings = restore(orders.settings)
     set_up_logging(settings.general.log_level)
     return roles[orders.role](settings, orders)
 

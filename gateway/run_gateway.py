@@ -97,7 +97,7 @@ def gateway_programs(
         Program(
             name=f"gateway process {index}",
             command=command,
-            orders=partial(_orders, settings, fds, index),
+            orders=partial(_orders, settings, fds),
             stop_limit_s=settings.http.drain_limit_s + _STOP_MARGIN_S,
             env={"PROMETHEUS_MULTIPROC_DIR": str(folder)} if several else {},
             fds=fds,
@@ -107,8 +107,8 @@ def gateway_programs(
     ]
 
 
-def _orders(settings: Settings, fds: Sequence[int], index: int, ready_fd: int) -> bytes:
-    return Orders("gateway", plain(settings), os.getpid(), index, fds, ready_fd).encode()
+def _orders(settings: Settings, fds: Sequence[int], ready_fd: int) -> bytes:
+    return Orders("gateway", plain(settings), os.getpid(), fds, ready_fd).encode()
 
 
 def _nothing(pid: int) -> None:

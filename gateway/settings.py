@@ -287,13 +287,6 @@ class Scripted:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """Which of several gateway processes this is; set by the supervisor, not by the user."""
-
-    index: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of a process. `Settings()` is the defaults."""
 
@@ -305,4 +298,3 @@ class Settings:
     text: Text = Text()
     engine: Engine = Engine()
     scripted: Scripted = Scripted()
-    process: Process = Process()
