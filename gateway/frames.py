@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -244,6 +244,3 @@ def _top_by_text(entry: PositionLogprobs, texts: TokenTexts) -> Mapping[str, flo
 
 def _finite(logprob: float) -> float:
     return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB  # in this order NaN does not pass
-
-
-ShapeFactory = Callable[[str, int, str], Shape]

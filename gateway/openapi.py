@@ -16,7 +16,7 @@ from gateway.unsupported_fields import NAMES as UNSUPPORTED
 
 Json = dict[str, Any]
 
-GENERATION_ERRORS: Final = (400, 401, 404, 413, 429, 431, 502, 503, 504)
+GENERATION_ERRORS: Final = (400, 401, 404, 408, 413, 429, 431, 502, 503, 504)
 CHAT_EXAMPLE: Final = {
     "messages": [
         {"role": "system", "content": "You answer in one sentence."},

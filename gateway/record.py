@@ -1,7 +1,4 @@
-"""What is remembered of one request:
-
-stage times, counts and its end, for the log line, the metrics and `timings`.
-"""
+"""What is remembered of one request, for its log line, the metrics and `timings`: stages, counts, its end."""
 
 from __future__ import annotations
 
@@ -70,10 +67,7 @@ class RequestRecord:
         return (self.last_token_s - self.first_token_s) * self.num_choices / num_later
 
     def timings(self, now_s: float) -> dict[str, Any]:
-        """The `timings` object of `stream_options.include_timings`:
-
-        milliseconds, and cached prompt tokens.
-        """
+        """The object of `stream_options.include_timings`: milliseconds, and cached prompt tokens."""
         timings: dict[str, Any] = {f"{name}_ms": _ms(seconds) for name, seconds in self.stages_s.items()}
         if self.first is not None:
             timings |= {

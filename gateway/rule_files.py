@@ -9,9 +9,9 @@ from filters.rules import RuleError, RuleSet, load_rules
 
 
 def read_rules(path: Path, action: str) -> RuleSet:
-    """The rules of one file;
+    """The rules of one file; `action` is what a plain word list does.
 
-    `action` is what a plain word list does. Raises `RuleError`, `OSError`, `UnicodeDecodeError`.
+    Raises `RuleError`, `OSError`, `UnicodeDecodeError`.
     """
     return load_rules(path.expanduser().read_text(encoding="utf-8"), str(path), action)
 

@@ -1,8 +1,8 @@
 """Fields of OpenAI's and vLLM's bodies that Headrace knows and does not serve.
 
 A field is here when ignoring it would change the answer: it gets a 400 that names it. Fields that only tune,
-label or bill a
-request (`metadata`, `store`, `service_tier`, `stream_interval`, …) are ignored like unknown ones.
+label or bill a request (`metadata`, `store`, `service_tier`, `stream_interval`, …) are ignored like unknown
+ones.
 """
 
 from __future__ import annotations

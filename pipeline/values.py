@@ -1,7 +1,7 @@
 """One frozen value per hop, in flow order. No behaviour beyond trivial properties.
 
-bytes -> ChatRequest | CompletionRequest -> Prompt -> EngineCall -> (engine) -> Logprobs, FirstToken ->
-Usage, Timings
+bytes -> ChatRequest | CompletionRequest -> Prompt -> EngineCall -> (engine) -> FirstToken, TokenLogprobs ->
+Usage
 """
 
 from __future__ import annotations
