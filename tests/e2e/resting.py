@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.error import HTTPError
 
 from tests.processes import ProcessError, answers
 from tests.stack import Gateway, Worker, fetch, metric
+
+Started = TypeVar("Started")
 
 LIMIT_S = 40.0  # longer than anything takes here; on a busy machine everything takes longer
 
@@ -34,6 +38,12 @@ _WORKER_GAUGES = (
     "headrace_link_jobs_waiting",
     "headrace_link_assembly_bytes",
 )
+
+
+def enter_all(running: ExitStack, contexts: Sequence[AbstractContextManager[Started]]) -> list[Started]:
+    """Start several processes at the same time: each spends a second of a core on its imports."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(running.enter_context, contexts))
 
 
 def held(gateway: Gateway, workers: Sequence[Worker]) -> dict[str, float]:
@@ -109,6 +119,11 @@ def resident_bytes(pid: int) -> int:
 def children(pid: int) -> list[int]:
     """The processes that a process has started and that still run."""
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def exists(pid: int) -> bool:
+    """Whether a process runs, or waits for its parent to take notice of its end."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def request_lines(gateway: Gateway) -> list[dict[str, Any]]:

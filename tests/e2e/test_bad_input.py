@@ -46,7 +46,7 @@ def served(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("bad_input")
     options = (
         *("--max-body-bytes", str(MAX_BODY_BYTES), "--default-max-tokens", str(DEFAULT_MAX_TOKENS)),
-        *("--header-limit-s", "2", "--max-text-chars", "600000"),
+        *("--header-limit-s", "1", "--max-text-chars", "600000"),
     )
     with (
         stack.start_scripted(folder, embedded_model, "--prefill-ms-per-1k", "0") as worker,
@@ -310,7 +310,7 @@ async def is_turned_away(port: int, sent: bytes) -> bool:
 
 
 async def send_and_read_to_the_end(port: int, sent: bytes) -> bytes:
-    """All that comes until the gateway closes; its own time limit for a head is 2 s."""
+    """All that comes until the gateway closes; its own time limit for a head is 1 s."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = b""
     try:

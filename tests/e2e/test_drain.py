@@ -12,7 +12,7 @@ import pytest
 
 from tests import stack
 from tests.e2e.asking import CHAT, COMPLETE, FAILED, REFUSED, Outcome, ask, chat, converse, streamed
-from tests.e2e.resting import are_ready, assert_no_fault, children, num_jobs, ready, request_lines
+from tests.e2e.resting import are_ready, assert_no_fault, children, exists, num_jobs, ready, request_lines
 from tests.processes import Process, answers
 from tests.stack import Gateway, Worker
 from tests.wire import Frame, connect
@@ -84,10 +84,12 @@ async def test_drain_lets_running_answers_finish_and_takes_no_new_ones(
 ) -> None:
     served = gateway([worker], "--processes", str(processes))
     await until(served, lambda: are_ready(served))
+    pids = [served.pid, *children(served.pid)]
+    assert len(pids) == (1 if processes == 1 else 3)
     async with connect(served.port) as kept, connect(served.port) as running:
         assert (await converse(kept, chat(max_tokens=2))).kind == COMPLETE
-        streams = Streams(served.port, 12, num_tokens=150)
-        assert (await running.post(CHAT, chat("On a kept connection", 150))).status == 200
+        streams = Streams(served.port, 12, num_tokens=120)
+        assert (await running.post(CHAT, chat("On a kept connection", 120))).status == 200
         await streams.begin_with(worker, 1)
         await terminate(served, processes)
 
@@ -104,15 +106,15 @@ async def test_drain_lets_running_answers_finish_and_takes_no_new_ones(
         assert {outcome.kind for outcome in outcomes} == {COMPLETE}
         assert streamed(await running.frames()).kind == COMPLETE
     assert await exit_code(served.process) == 0
+    assert not [pid for pid in pids if exists(pid)]
     assert_no_fault(served)
     assert num_jobs(worker) == 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 async def test_drain_limit_cuts_with_an_error_and_exits_0(
-    worker: Worker, gateway: Callable[..., Gateway], processes: int
+    worker: Worker, gateway: Callable[..., Gateway]
 ) -> None:
-    served = gateway([worker], "--processes", str(processes), "--drain-limit-s", "0.3")
+    served = gateway([worker], "--processes", "2", "--drain-limit-s", "0.3")
     await until(served, lambda: are_ready(served))
     streams = Streams(served.port, 12, ENDLESS)
     await streams.begin_with(worker, 0)
@@ -126,31 +128,12 @@ async def test_drain_limit_cuts_with_an_error_and_exits_0(
     await until(worker, lambda: num_jobs(worker) == 0)
 
 
-async def test_second_signal_ends_at_once(worker: Worker, gateway: Callable[..., Gateway]) -> None:
-    served = gateway([worker])
-    streams = Streams(served.port, 3, ENDLESS)
-    await streams.begin_with(worker, 0)
-    await terminate(served)
-    served.process.signal(signal.SIGTERM)
-    assert await exit_code(served.process) == 128 + signal.SIGTERM
-    await streams.outcomes()
-    await until(worker, lambda: num_jobs(worker) == 0)
-
-
-def test_no_process_of_the_gateway_is_left(worker: Worker, gateway: Callable[..., Gateway]) -> None:
-    served = gateway([worker], "--processes", "2")
-    pids = children(served.pid)
-    served.process.stop()
-    assert len(pids) == 2
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
 async def test_drained_worker_finishes_what_it_has_and_the_gateway_takes_nothing_new(
     scripted_worker: Callable[..., Worker], gateway: Callable[..., Gateway]
 ) -> None:
     worker = scripted_worker("--step-ms", "20", "--prefill-ms-per-1k", "0")
     served = gateway([worker])
-    streams = Streams(served.port, 5, num_tokens=150)
+    streams = Streams(served.port, 5, num_tokens=120)
     await streams.begin_with(worker, 0)
     worker.process.signal(signal.SIGTERM)
     await until(served, lambda: ready(served)[0] == 503)

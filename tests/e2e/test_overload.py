@@ -6,7 +6,7 @@ import asyncio
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,16 @@ import pytest
 
 from tests import stack
 from tests.e2e.asking import CHAT, COMPLETE, REFUSED, ask, chat
-from tests.e2e.resting import assert_no_fault, at_rest, logged, num_jobs, request_lines, statuses, wait_for
+from tests.e2e.resting import (
+    assert_no_fault,
+    at_rest,
+    enter_all,
+    logged,
+    num_jobs,
+    request_lines,
+    statuses,
+    wait_for,
+)
 from tests.stack import Gateway, Worker, start_gateway
 from tests.wire import connect
 
@@ -176,18 +185,25 @@ class Farm:
     def __init__(self, folder: Path, model: Path, running: ExitStack) -> None:
         self._folder = folder
         self._model = model
-        self._running = running
-        self.twins = [self.start(f"twin{number}", "twin") for number in range(2)]
-        self.single = self.start("single", "single", "--seed", "7")
+        self.running = running
+        *self.twins, self.single = enter_all(
+            running,
+            [
+                self.worker("twin0", "twin"),
+                self.worker("twin1", "twin"),
+                self.worker("single", "single", "--seed", "7"),
+            ],
+        )
         workers: list[Worker | str] = [*self.twins, self.single, f"unix://{folder}/stranger.sock"]
         self.gateway = running.enter_context(start_gateway(folder, workers))
         wait_for(self.gateway, lambda: self.states()[:3] == ["ready"] * 3, "linked to three workers")
 
-    def start(self, name: str, served: str, *options: str, tokenizer: Path | None = None) -> Worker:
+    def worker(
+        self, name: str, served: str, *options: str, tokenizer: Path | None = None
+    ) -> AbstractContextManager[Worker]:
+        """A worker that is yet to be started."""
         options = ("--served-model-name", served, "--prefill-ms-per-1k", "0", *options)
-        return self._running.enter_context(
-            stack.start_scripted(self._folder, tokenizer or self._model, *options, name=name)
-        )
+        return stack.start_scripted(self._folder, tokenizer or self._model, *options, name=name)
 
     def states(self) -> list[str]:
         return [status["state"] for status in statuses(self.gateway)]
@@ -260,7 +276,7 @@ async def test_worker_of_a_known_name_with_another_template_is_refused_by_name(
     shutil.copytree(embedded_model, other, ignore=shutil.ignore_patterns("*.safetensors"))
     template = other / "chat_template.jinja"
     template.write_text(template.read_text() + "{# changed #}")
-    stranger = farm.start("stranger", "twin", tokenizer=other)
+    stranger = farm.running.enter_context(farm.worker("stranger", "twin", tokenizer=other))
     wait_for(farm.gateway, lambda: farm.states()[3] == "refused", "refusing the stranger")
     reason = statuses(farm.gateway)[3]["reason"]
     named = re.match(r"worker (\S+) serves 'twin' with fingerprint", reason)
