@@ -79,7 +79,7 @@ class GatewayConnection(asyncio.Protocol):
         self.is_paused = True
         if self.phase != "closed":
             self._arm(
-                self._host.limits.slow_reader_s, "it read nothing for longer than the slow-reader limit"
+                self._host.limits.slow_reader_s, "it did not catch up within the slow-reader limit"
             )
 
     def resume_writing(self) -> None:

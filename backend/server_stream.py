@@ -41,7 +41,7 @@ class ServerLimits:
     handshake_s: float = 10.0
     stats_s: float = 1.0
     write_high_bytes: int = 256 << 10  # unsent; past it the reader counts as slow, and its deltas merge
-    slow_reader_s: float = 30.0  # a gateway that reads nothing for so long is gone
+    slow_reader_s: float = 30.0  # a gateway that has not caught up (to a quarter) after so long is gone
     stop_s: float = 1.0  # to flush the last words when stopping
 
 
