@@ -78,9 +78,7 @@ class GatewayConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_paused = True
         if self.phase != "closed":
-            self._arm(
-                self._host.limits.slow_reader_s, "it did not catch up within the slow-reader limit"
-            )
+            self._arm(self._host.limits.slow_reader_s, "it did not catch up within the slow-reader limit")
 
     def resume_writing(self) -> None:
         self.is_paused = False
