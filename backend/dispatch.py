@@ -100,10 +100,16 @@ class Dispatch:
                 self.slots.first_token(slot)
             if extra.logprobs is not None:
                 logprobs = [TokenLogprobs(*entry) for entry in extra.logprobs]
-        if delta.finish is not None:
-            self._uploads.drop(slot.number)
-            self.slots.release(slot, "finish")
-        tokens(delta.ids, delta.finish, delta.stop, first, logprobs, now_s)
+        if delta.finish is None:
+            tokens(delta.ids, None, None, first, logprobs, now_s)
+            return
+        sink = slot.sink
+        self._uploads.drop(slot.number)
+        self.slots.release(slot, "finish")
+        try:
+            tokens(delta.ids, delta.finish, delta.stop, first, logprobs, now_s)
+        except Exception as error:
+            _tell_raised(sink, error)
 
     def _stray(self, slot: Slot, delta: Delta) -> None:
         """A delta that crossed our abort; anything else is a foreign token, dropped and counted."""
@@ -114,11 +120,9 @@ class Dispatch:
             self.slots.num_dropped += 1
 
     def _sink_raised(self, slot: Slot, generation: int, error: Exception) -> None:
-        logger.error("a stream's sink raised; its stream ends", exc_info=error)
         sink = slot.sink if slot.generation == generation else None
         self.abort(slot, generation)
-        if sink is not None:
-            _tell(sink, HeadraceError("An internal error ended this stream."))
+        _tell_raised(sink, error)
 
     def closed(self, frame: Closed) -> None:
         for number, generation in frame.slots:
@@ -126,6 +130,7 @@ class Dispatch:
             if slot is None:
                 self.slots.num_dropped += 1
             elif slot.state is LIVE:
+                self._uploads.drop(number)
                 self._fail(slot, "closed", WorkerLost(f"worker {self.worker} closed a stream nobody aborted"))
             else:
                 self.slots.release(slot, "closed")
@@ -150,6 +155,13 @@ class Dispatch:
         self.slots.release(slot, event)
         if sink is not None:
             _tell(sink, error)
+
+
+def _tell_raised(sink: Sink | None, error: Exception) -> None:
+    """A stream ends by its own sink's fault. None: it has aborted itself, and waits for nothing."""
+    logger.error("a stream's sink raised; its stream ends", exc_info=error)
+    if sink is not None:
+        _tell(sink, HeadraceError("An internal error ended this stream."))
 
 
 def _tell(sink: Sink, error: HeadraceError) -> None:

@@ -215,15 +215,16 @@ async def test_sink_that_raises_ends_only_its_own_stream(caplog: pytest.LogCaptu
     worker.client.close()
 
 
-async def test_sink_that_raises_at_its_finish_leaves_the_slot_free() -> None:
+async def test_sink_that_raises_at_its_finish_is_told_and_leaves_the_slot_free() -> None:
     class Broken(RecordingSink):
         def tokens(self, *arguments: Any) -> None:
             raise RuntimeError("a bug in this sink")
 
     worker = shaken()
-    _, submit, _ = worker.submit(Broken())
+    broken, submit, _ = worker.submit(Broken())
     worker.send(Step([Delta(submit.slot, submit.generation, [5], "stop")]))
     assert worker.frames() == []
+    assert type(broken.ended.result()) is HeadraceError
     _, again, _ = worker.submit()
     assert again.slot == submit.slot
     worker.client.close()
@@ -322,16 +323,25 @@ async def test_abort_of_a_prompt_that_was_never_sent_needs_no_worker() -> None:
     worker.client.close()
 
 
-async def test_error_while_a_long_prompt_is_on_its_way_drops_the_rest() -> None:
+@pytest.mark.parametrize(
+    ("last_word", "fault"),
+    [
+        (lambda piece: Error(piece.slot, piece.generation, "busy", "full"), QueueFull),
+        (lambda piece: Closed([(piece.slot, piece.generation)]), WorkerLost),
+    ],
+)
+async def test_last_word_while_a_long_prompt_is_on_its_way_drops_the_rest(
+    last_word: Any, fault: type
+) -> None:
     worker = shaken()
     worker.transport.write = paused_after_one(worker)  # type: ignore[method-assign]
     sink = RecordingSink()
     worker.client.submit(make_call(list(range(100_000))), sink)
     (piece,) = worker.frames()
-    worker.send(Error(piece.slot, piece.generation, "busy", "full"))
+    worker.send(last_word(piece))
     worker.client.resume_writing()
     assert worker.frames() == []
-    assert isinstance(sink.ended.result(), QueueFull)
+    assert isinstance(sink.ended.result(), fault)
     worker.client.close()
 
 
