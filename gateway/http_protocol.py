@@ -163,6 +163,8 @@ class HttpProtocol(HttpToolsProtocol):
             if before is None or before.response_complete:
                 self._cycles.clear()
             self._cycles.append(self.cycle)
+            if self.scope["http_version"] == "1.0":
+                self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
             self.cycle.transport = _CycleTransport(self.transport, self._close)  # type: ignore[assignment]
             self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
 
@@ -249,6 +251,18 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+class _AnyLength(int):
+    """The length of a body that ends with its connection. uvicorn would send chunks to a client of HTTP/1.0,
+    which cannot read them (RFC 9112, section 6.1); it counts down from here, and never arrives.
+    """
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> _AnyLength:
+        return self
 
 
 class _CycleTransport:

@@ -373,12 +373,18 @@ async def test_body_longer_than_its_content_length_is_a_bad_next_request(served:
     assert statuses in ([b"200", b"400"], [b"400"], [])  # the bad one may close before the good one is ready
 
 
-async def test_http_1_0_gets_its_answer_and_the_end_of_the_connection(served: Served) -> None:
-    request = b"POST %s HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (CHAT.encode(), len(BODY), BODY)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_http_1_0_gets_its_answer_and_the_end_of_the_connection(served: Served, stream: bool) -> None:
+    content = json.dumps(chat(max_tokens=2, stream=stream)).encode()
+    request = b"POST %s HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (CHAT.encode(), len(content), content)
     head, _, body = (await send_and_read_to_the_end(served.port, request)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert b"transfer-encoding" not in head.lower()  # a 1.0 client does not know it
-    assert json.loads(body)["choices"]
+    if stream:
+        assert body.startswith(b"data: {")
+        assert body.endswith(b"}\n\ndata: [DONE]\n\n")
+    else:
+        assert json.loads(body)["choices"]
 
 
 async def test_pipelined_requests_are_answered_in_order(served: Served) -> None:

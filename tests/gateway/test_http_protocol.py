@@ -185,6 +185,21 @@ async def test_headers_that_do_not_come_end_the_connection(sent: bytes) -> None:
         assert bool(answer) == (b"GET" in sent)
 
 
+async def test_a_client_of_http_1_0_gets_bodies_without_chunks_and_then_the_end() -> None:
+    async with serving() as port:
+        async with connection(port) as (reader, writer):
+            writer.write(b"GET /stream HTTP/1.0\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"transfer-encoding" not in head
+            assert await reader.readexactly(10) == b"tick\ntick\n"
+        for path, body in ((b"/", b"ok"), (b"/echo", b"0")):
+            async with connection(port) as (reader, writer):
+                writer.write(b"GET %s HTTP/1.0\r\n\r\n" % path)
+                status, _, content = await read_response(reader)
+                assert (status, content) == (200, body)
+                assert await reader.read() == b""
+
+
 async def test_line_ends_between_requests_do_not_keep_a_connection_for_ever() -> None:
     async with serving(header_limit_s=0.1, keep_alive_s=30) as port, connection(port) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
