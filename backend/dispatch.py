@@ -6,18 +6,16 @@ The hot path is `step`: per delta a list index, a compare of generations and the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from backend import link
+from backend.fault_log import log_fault
 from backend.link import Abort, Closed, Delta, Error, LinkError
 from backend.slots import ABORTING, LIVE, Slot, SlotTable
 from backend.uploads import Uploads
 from pipeline.errors import EngineFault, EngineRejected, HeadraceError, QueueFull, WorkerLost
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, FirstToken, TokenLogprobs
-
-logger = logging.getLogger(__name__)
 
 
 class Dispatch:
@@ -159,7 +157,7 @@ class Dispatch:
 
 def _tell_raised(sink: Sink | None, error: Exception) -> None:
     """A stream ends by its own sink's fault. None: it has aborted itself, and waits for nothing."""
-    logger.error("a stream's sink raised; its stream ends", exc_info=error)
+    log_fault(error)
     if sink is not None:
         _tell(sink, HeadraceError("An internal error ended this stream."))
 
@@ -167,8 +165,8 @@ def _tell_raised(sink: Sink | None, error: Exception) -> None:
 def _tell(sink: Sink, error: HeadraceError) -> None:
     try:
         sink.failed(error)
-    except Exception:
-        logger.exception("a stream's sink raised when told of its failure")
+    except Exception as error:
+        log_fault(error)
 
 
 def _fault(worker: str, frame: Error) -> HeadraceError:

@@ -80,6 +80,12 @@ class WorkerPool:
             if worker.welcome is not None and worker.serving(name) is not None
         ]
 
+    def max_model_len(self, model: str) -> int:
+        lengths = self._context_lengths(model)
+        if not lengths:
+            raise self._nobody(model)
+        return min(lengths)
+
     def check_room(self, model: str) -> None:
         self._with_room(model, 0)
 

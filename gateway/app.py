@@ -81,7 +81,7 @@ class Gateway:
 
     @property
     def num_open_requests(self) -> int:
-        return len(self.flow.open)
+        return self.flow.num_in_progress
 
     def begin_drain(self) -> None:
         """From now on: not ready, and no new generations."""
@@ -109,6 +109,7 @@ class Gateway:
             await asyncio.wait([watch])
             await self.pool.stop()
             self._encoders.shutdown(wait=False, cancel_futures=True)
+            self.request_log.flush()
 
 
 class App:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 
+from backend.fault_log import log_fault
 from gateway.exchange import Exchange, Receive, Scope
-from gateway.fault_log import log_fault
 from gateway.flow import Flow, Route
 from gateway.metrics import Metrics
 from gateway.outlet import Send
@@ -31,6 +31,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._max_buffered_bytes)
+        self._flow.num_in_progress += 1
         try:
             await self._flow.generate(exchange, self._route)
         except HeadraceError as error:
@@ -41,6 +42,7 @@ class GenerationEndpoint:
             exchange.fail(error)
             await exchange.outlet.flushed()
         finally:
+            self._flow.num_in_progress -= 1
             self._remember(exchange)
 
     def _remember(self, exchange: Exchange) -> None:

@@ -77,6 +77,7 @@ class Flow:
         self._body = body
         self.open = OpenRequests(metrics)
         self.is_draining = False
+        self.num_in_progress = 0  # also those that still send their body or are being encoded
 
     async def generate(self, exchange: Exchange, route: Route) -> None:
         """The life of a request. Raises `HeadraceError` for whatever fails before the engine has it."""
@@ -92,6 +93,10 @@ class Flow:
         ready = await self._prepare(model, request, record)  # 3 to 6
         answer = self._answer(exchange, route, model, request, len(ready.calls))
         answer.start(ready.calls, lambda: self._outbound(model, request))  # 7, 8; then 9 to 12 per token
+        await self._finish(exchange, answer)
+
+    async def _finish(self, exchange: Exchange, answer: Answer) -> None:
+        """Until the response is complete or the client has gone."""
         self.open.add(exchange, answer)
         try:
             await exchange.finished()
@@ -100,13 +105,13 @@ class Flow:
             if not answer.is_ended:  # cancelled: the server stops
                 answer.client_gone("the server has ended the connection")
 
-    def _admit(self, model: str) -> Model:
+    def _admit(self, name: str) -> Model:
         """Before any tokenizing: is there a model, a worker, and room in its queue?"""
         if self.is_draining:
             raise Draining
-        found = self._models.get(model)
-        self._engine.check_room(model)
-        return found
+        model = self._models.get(name)
+        self._engine.check_room(name)
+        return self._models.within(model, self._engine.max_model_len(name))
 
     async def _prepare(self, model: Model, request: Request, record: RequestRecord) -> Ready:
         """Steps 3 to 6. Long texts are encoded by the pool; `tokenizers` lets go of the GIL there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.errors import NoWorker, UnknownModel
 from pipeline.inbound import Inbound, InboundOptions
@@ -52,3 +52,11 @@ class Models:
                 raise NoWorker("No worker has connected yet.")
             raise UnknownModel(name, self.names)
         return model
+
+    def within(self, model: Model, max_model_len: int) -> Model:
+        """The model with the context length that its workers have now."""
+        if model.info.max_model_len == max_model_len:
+            return model
+        info = replace(model.info, max_model_len=max_model_len)
+        self._models[info.name] = Model(info, model.text, Inbound(model.text, info, self._options))
+        return self._models[info.name]

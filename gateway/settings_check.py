@@ -41,6 +41,8 @@ def _addresses(settings: Settings) -> Iterator[str]:
         yield f"worker: {error}"
     if len(set(link.worker)) < len(link.worker):
         yield f"worker: an address is given twice: {', '.join(link.worker)}"
+    if link.worker and link.link_certfile and not link.link_cafile:
+        yield "link_certfile: a gateway needs link_cafile too, which switches TLS on"
     try:
         listen = parse_address(settings.engine.listen)
     except AddressError as error:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
+from backend.fault_log import log_fault
 from gateway.answer import Answer
 from gateway.exchange import Exchange
-from gateway.fault_log import log_fault
 from gateway.metrics import Metrics
 from pipeline.errors import HeadraceError
 

@@ -43,6 +43,7 @@ class Outbound:
         "_detokenizer",
         "_filter",
         "_hides_stop",
+        "_hold_end",
         "_open",
         "_queue",
         "_rewritten",
@@ -51,6 +52,7 @@ class Outbound:
         "ended_here",
         "finish",
         "hits",
+        "is_new_hold",
         "logprobs",
         "num_held",
         "stop_reason",
@@ -75,6 +77,8 @@ class Outbound:
         self.ended_here = False
         self.stop_reason: int | str | None = None
         self.num_held = 0  # raw characters that the filter holds now
+        self.is_new_hold = False  # the last feed began to hold, or what was held before it has all left
+        self._hold_end = 0  # raw characters up to which the present hold reached when it began
         self.hits: list[Hit] = []
         self.logprobs: list[PositionLogprobs] = []  # released with the text, for the owner to take
 
@@ -188,7 +192,12 @@ class Outbound:
             text = text_filter.feed(text)
         if self.finish is not None and not text_filter.blocked:
             text += text_filter.flush()
-        self.num_held = text_filter.held
+        self.num_held = held = text_filter.held
+        if held:
+            released = text_filter.released
+            self.is_new_hold = released >= self._hold_end
+            if self.is_new_hold:
+                self._hold_end = released + held
         if text_filter.hits or text_filter.blocked:
             self._settle()
         return text

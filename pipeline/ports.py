@@ -59,6 +59,9 @@ class Engine(Protocol):
     def check_room(self, model: str) -> None:
         """Before any work is done for a request. Raises `UnknownModel`, `NoWorker`, or `QueueFull`."""
 
+    def max_model_len(self, model: str) -> int:
+        """The shortest context, in tokens, of the model's ready workers. Raises `NoWorker`."""
+
     def submit(self, call: EngineCall, sink: Sink) -> Handle:
         """Hand a call to the best worker.
 

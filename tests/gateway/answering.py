@@ -189,6 +189,7 @@ class Engine:
         self.streams: list[Stream] = []
         self.refuse: list[HeadraceError | None] = []
         self.room: HeadraceError | None = None
+        self.context = 65536
 
     def models(self) -> Sequence[ModelInfo]:
         return ()
@@ -196,6 +197,9 @@ class Engine:
     def check_room(self, model: str) -> None:
         if self.room is not None:
             raise self.room
+
+    def max_model_len(self, model: str) -> int:
+        return self.context
 
     def submit(self, call: EngineCall, sink: Sink) -> Stream:
         error = self.refuse.pop(0) if self.refuse else None

@@ -56,8 +56,9 @@ class Service:
             body=body or BodyLimits(),
         )
         self._log = io.StringIO()
+        self._request_log = RequestLog(self._log)
         self._endpoints = {
-            path: GenerationEndpoint(self.flow, route, self.metrics, RequestLog(self._log), 1 << 16)
+            path: GenerationEndpoint(self.flow, route, self.metrics, self._request_log, 1 << 16)
             for path, route in generation_routes(RequestLimits()).items()
         }
 
@@ -67,10 +68,11 @@ class Service:
     @property
     def lines(self) -> list[Any]:
         """The request log."""
-        return [json.loads(line) for line in self._log.getvalue().splitlines()]
+        return [json.loads(line) for line in self.log.splitlines()]
 
     @property
     def log(self) -> str:
+        self._request_log.flush()
         return self._log.getvalue()
 
     def sample(self, name: str, **labels: str) -> float:

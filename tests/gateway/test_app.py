@@ -155,6 +155,7 @@ async def test_each_request_leaves_one_line_without_its_text(
         await post(wire, messages=[{"role": "user", "content": "xylophone"}], max_tokens=2)
         await wire.frames()
         await until(lambda: made.gateway.num_open_requests == 0)
+        made.gateway.request_log.flush()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["ended"] for line in lines] == ["complete"]
     assert "xylophone" not in json.dumps(lines)

@@ -8,7 +8,7 @@ import traceback
 log = logging.getLogger("headrace.fault")
 
 
-def log_fault(error: Exception, request_id: str) -> None:
+def log_fault(error: BaseException, request_id: str = "unknown") -> None:
     """One entry with the innermost frames of an error that nobody raised on purpose."""
     place = "".join(traceback.format_tb(error.__traceback__)[-3:])
     log.error("request %s: unexpected %s at\n%s", request_id, type(error).__name__, place)

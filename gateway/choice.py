@@ -1,0 +1,178 @@
+"""One choice of an answer, from the engine's ids to the writer: the token path.
+
+A choice is the engine's `Sink`: the engine calls `Choice.tokens` from the event loop for each step, and the
+text leaves in that same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gateway.metrics import Metrics
+from gateway.record import RequestRecord
+from gateway.writers import Writer
+from pipeline.errors import EngineFailed, HeadraceError, WorkerLost
+from pipeline.outbound import FINISH, Outbound
+from pipeline.ports import Engine, Handle
+from pipeline.values import EngineCall, FinishReason, FirstToken, Prompt, TokenLogprobs
+
+
+class Owner(Protocol):
+    """What a choice needs of its answer."""
+
+    engine: Engine
+    writer: Writer
+    record: RequestRecord
+    is_ended: bool
+
+    @property
+    def observe_gap(self) -> Callable[[float], None]: ...
+
+    def on_first(self, prompt: Prompt, first: FirstToken | None, now_s: float) -> None: ...
+
+    def on_choice_end(self, finish: FinishReason, now_s: float) -> None: ...
+
+    def on_resubmit(self, choice: Choice) -> None: ...
+
+    def fail(self, error: HeadraceError) -> None: ...
+
+
+class Choice:
+    """One choice of an answer: the engine's sink."""
+
+    __slots__ = (
+        "_answer",
+        "_call",
+        "_has_text",
+        "_held_since_s",
+        "_index",
+        "_is_second",
+        "_make",
+        "_outbound",
+        "handle",
+        "last_s",
+        "num_tokens",
+    )
+
+    def __init__(self, answer: Owner, index: int, call: EngineCall, make: Callable[[], Outbound]) -> None:
+        self._answer = answer
+        self._index = index
+        self._call = call
+        self._make = make
+        self._outbound = make()
+        self._has_text = False  # something was written
+        self._is_second = False  # submitted again after its worker was lost
+        self._held_since_s: float | None = None
+        self.handle: Handle | None = None
+        self.last_s: float | None = None  # monotonic time of the last token
+        self.num_tokens = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._outbound.finish is not None
+
+    @property
+    def worker(self) -> str:
+        return self.handle.worker if self.handle is not None else ""
+
+    def submit(self, engine: Engine) -> None:
+        self.handle = engine.submit(self._call, self)
+
+    def tokens(
+        self,
+        ids: list[int],
+        finish: str | None,
+        stop: int | str | None,
+        first: FirstToken | None,
+        logprobs: Sequence[TokenLogprobs] | None,
+        now_s: float,
+    ) -> None:
+        """`pipeline.ports.Sink.tokens`: the token path."""
+        answer = self._answer
+        outbound = self._outbound
+        if finish is not None and finish not in FINISH:
+            self.failed(EngineFailed(f"The engine ended the request with the reason {finish!r}."))
+            return
+        if first is not None or self.last_s is None:
+            answer.on_first(self._call.prompt, first, now_s)
+        else:
+            answer.observe_gap(now_s - self.last_s)
+        self.last_s = now_s
+        self.num_tokens += len(ids)
+        answer.record.output_tokens += len(ids)
+        text = outbound.feed(ids, finish, stop, logprobs)
+        if text:
+            self._has_text = True
+            if outbound.logprobs:
+                self._write_with_logprobs(text)
+            else:
+                answer.writer.text(self._index, text)
+        if outbound.is_new_hold:
+            self._held_since_s = now_s
+        if outbound.finish is not None:
+            self._end(now_s)
+
+    def failed(self, error: HeadraceError) -> None:
+        """`pipeline.ports.Sink.failed`. A lost worker costs nothing, once, if nothing was delivered yet."""
+        answer = self._answer
+        may_restart = isinstance(error, WorkerLost) and not self._is_second and not answer.is_ended
+        if may_restart and (not self._has_text or answer.writer.take_back(self._index)):
+            self._restart()
+        else:
+            answer.fail(error)
+
+    def abort(self) -> None:
+        if self.handle is not None and not self.is_done:
+            self.handle.abort()
+
+    def expire_hold(self, now_s: float, limit_s: float) -> None:
+        """Text that the filter holds for too long is decided by its policy."""
+        since_s = self._held_since_s
+        if since_s is None or not self._outbound.num_held or now_s - since_s < limit_s or self.is_done:
+            return
+        text = self._outbound.expire()
+        if text:
+            self._has_text = True
+            self._answer.writer.text(self._index, text)
+        if self._outbound.finish is not None:
+            self._end(now_s)
+
+    def report(self, record: RequestRecord, metrics: Metrics) -> None:
+        """What the filter found and held, when the answer has ended."""
+        outbound = self._outbound
+        record.rule_hits += len(outbound.hits)
+        record.held_peak = max(record.held_peak, outbound.peak_held)
+        record.undecided += 0 if self.is_done else outbound.num_held
+        metrics.leaks.inc(outbound.num_leaked)
+        for hit in outbound.hits:
+            metrics.hits.labels(hit.rule_id, "output", "shadow" if hit.shadow else hit.action).inc()
+
+    def _write_with_logprobs(self, text: str) -> None:
+        entries, self._outbound.logprobs = self._outbound.logprobs, []
+        self._answer.writer.text_with_logprobs(self._index, text, entries)
+
+    def _end(self, now_s: float) -> None:
+        outbound = self._outbound
+        if outbound.ended_here and self.handle is not None:
+            self.handle.abort()
+        assert outbound.finish is not None
+        if outbound.logprobs:  # of tokens without text
+            self._write_with_logprobs("")
+        self._answer.writer.finish(self._index, outbound.finish, outbound.stop_reason)
+        self._answer.on_choice_end(outbound.finish, now_s)
+
+    def _restart(self) -> None:
+        answer = self._answer
+        self._is_second = True
+        self._has_text = False
+        self._outbound = self._make()
+        self._held_since_s = self.last_s = None
+        answer.record.output_tokens -= self.num_tokens
+        self.num_tokens = 0
+        try:
+            self.submit(answer.engine)
+        except HeadraceError as error:
+            answer.fail(WorkerLost(f"The worker was lost and no other one took the request: {error}"))
+        else:
+            answer.on_resubmit(self)
