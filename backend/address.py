@@ -90,12 +90,16 @@ def _unix(text: str, netloc: str, path: str) -> Address:
 
 
 def check_trust(address: Address, secret: bytes | None, tls: ssl.SSLContext | None) -> None:
-    """Raises `AddressError` where listening would let any machine in: no loopback, no secret, no TLS."""
-    if not address.is_loopback and not secret and tls is None:
-        raise AddressError(
-            f"refusing to listen on {address}: other machines can reach it, and there is neither a "
-            f"shared secret nor TLS. Give a secret, give a certificate, or listen on 127.0.0.1."
-        )
+    """Raises `AddressError` where listening would let any machine in: no loopback, no secret, and no TLS that
+    asks gateways for a certificate.
+    """
+    if address.is_loopback or secret or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED):
+        return
+    raise AddressError(
+        f"refusing to listen on {address}: other machines can reach it, and there is neither a shared secret "
+        f"nor TLS with certificates for gateways. Give a secret, give an authority that signs the gateways' "
+        f"certificates, or listen on 127.0.0.1."
+    )
 
 
 async def listen(

@@ -13,7 +13,7 @@ from backend.fault_log import log_fault
 from backend.link import Abort, Closed, Delta, Error, LinkError
 from backend.slots import ABORTING, LIVE, Slot, SlotTable
 from backend.uploads import Uploads
-from pipeline.errors import EngineFault, EngineRejected, HeadraceError, QueueFull, WorkerLost
+from pipeline.errors import EngineDied, EngineFault, EngineRejected, HeadraceError, QueueFull, WorkerLost
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, FirstToken, TokenLogprobs
 
@@ -174,4 +174,4 @@ def _fault(worker: str, frame: Error) -> HeadraceError:
         return QueueFull(f"worker {worker} takes no more requests: {frame.message}")
     if frame.kind == "rejected":
         return EngineRejected(frame.message)
-    return WorkerLost(f"worker {worker}: {frame.message}")
+    return EngineDied(f"worker {worker}: {frame.message}")

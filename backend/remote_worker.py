@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import ssl
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -117,9 +118,11 @@ class RemoteWorker:
         num_failures = 0
         try:
             while True:
-                num_connects = self.num_connects
+                began_s = time.monotonic()
                 await self._visit()
-                num_failures = 0 if self.num_connects > num_connects else num_failures + 1
+                # A link that broke at once is a failure too: a worker that dies at its first step flaps.
+                lasted = time.monotonic() - began_s > self._settings.max_backoff_s
+                num_failures = 0 if lasted else num_failures + 1
                 await asyncio.sleep(self._backoff_s(num_failures))
                 if self.state in (STALLED, REFUSED):
                     self._advance("retry", self.reason)

@@ -44,6 +44,7 @@ class Patterns:
             silent=[i for i, pattern in enumerate(self.patterns) if not _holds(pattern)],
         )
         self.longest = max((len(pattern.text) for pattern in self.patterns), default=0)
+        self.is_active = any(_holds(pattern) for pattern in self.patterns)  # some rule changes what leaves
         self.has_phrases = any(pattern.is_phrase for pattern in self.patterns)
 
         self._phrase_states = self._find_phrase_states()

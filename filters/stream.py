@@ -78,6 +78,7 @@ class StreamFilter:
         "blocked_by",
         "held",
         "hits",
+        "is_active",
         "num_leaked",
         "peak_held",
         "released",
@@ -99,6 +100,7 @@ class StreamFilter:
         self.hits: list[Hit] = []
         self.blocked = False
         self.blocked_by: str | None = None
+        self.is_active = rules.is_active
         self.num_leaked = 0  # characters that left undecided at a bound
 
     def feed(self, text: str) -> str:

@@ -33,7 +33,7 @@ COMPLETE: Final = "complete"
 class AnswerLimits:
     """When an answer is cut short, in seconds."""
 
-    queue_s: float = 60.0  # to the first token
+    queue_s: float = 60.0  # from the submission to the first token
     stall_s: float = 30.0  # between two tokens
     request_s: float = 600.0  # all of it
     hold_s: float = 2.0  # text held by a filter
@@ -76,7 +76,7 @@ class Answer:
         try:
             for choice in self._choices:
                 choice.submit(self.engine)
-        except HeadraceError:
+        except BaseException:
             self._abort_all()
             self.is_ended = True
             raise
@@ -150,7 +150,9 @@ class Answer:
         for choice in self._choices:
             if choice.is_done:
                 continue
-            if choice.last_s is None and age_s > limits.queue_s:
+            if choice.waits_since_s is None:
+                choice.waits_since_s = now_s
+            if choice.last_s is None and now_s - choice.waits_since_s > limits.queue_s:
                 return QueueTimeout(f"No first token within {limits.queue_s:g} s.")
             if choice.last_s is not None and now_s - choice.last_s > limits.stall_s:
                 return WorkerStalled(f"The worker {choice.worker!r} sent no token for {limits.stall_s:g} s.")

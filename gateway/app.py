@@ -9,6 +9,8 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from time import monotonic
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,7 +31,7 @@ from gateway.link_tls import client_tls
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.openai_schema import RequestLimits
-from gateway.outlet import Send
+from gateway.outlet import ReaderLimits, Send
 from gateway.request_log import RequestLog
 from gateway.rule_files import read_all_rules
 from gateway.server import settle_memory
@@ -41,6 +43,8 @@ from pipeline.inbound import InboundOptions
 from pipeline.validation import ControlPolicy, InputLimits
 from pipeline.values import ModelInfo
 
+FIRST_WORKER_LIMIT_S: Final = 2.0  # a linked worker is there in 0.1 s, and its tokenizer is loaded in 1 s
+
 
 class Gateway:
     """Everything that one gateway process runs, and what the server asks of it while it drains."""
@@ -51,7 +55,9 @@ class Gateway:
         self.metrics = Metrics()
         self.request_log = RequestLog(sys.stdout)
         self.keys = ApiKeys(settings.access.api_key)
-        self.request_limits = RequestLimits(max_n=limits.max_n)
+        self.request_limits = RequestLimits(
+            max_n=limits.max_n, max_choices=min(RequestLimits().max_choices, limits.queue_max_requests)
+        )
         # `tokenizers` runs long texts outside of the GIL, one thread each.
         self._encoders = ThreadPoolExecutor(
             max_workers=max(2, os.cpu_count() or 1), thread_name_prefix="encode"
@@ -97,10 +103,20 @@ class Gateway:
         self.metrics.tasks.set(len(asyncio.all_tasks()))
         self.metrics.publish_workers(self.pool.statuses())
 
+    async def _first_worker(self) -> None:
+        """Wait a moment for a worker before connections are taken.
+
+        A process that was restarted beside others would refuse, as not ready, what they could serve.
+        """
+        deadline_s = monotonic() + FIRST_WORKER_LIMIT_S
+        while not self.pool.models() and monotonic() < deadline_s:  # noqa: ASYNC110 - the pool has no such event
+            await asyncio.sleep(0.02)
+
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
         """ASGI's lifespan."""
         await self.pool.start()
+        await self._first_worker()
         watch = asyncio.create_task(self.flow.open.watch(self.publish), name="watch open requests")
         try:
             yield
@@ -118,12 +134,10 @@ class App:
     Generation routes are reached directly: Starlette's middleware wraps `send` twice, 1 us a token.
     """
 
-    def __init__(self, gateway: Gateway, max_buffered_bytes: int) -> None:
+    def __init__(self, gateway: Gateway, reader: ReaderLimits) -> None:
         self.gateway = gateway
         self._endpoints = {
-            path: GenerationEndpoint(
-                gateway.flow, route, gateway.metrics, gateway.request_log, max_buffered_bytes
-            )
+            path: GenerationEndpoint(gateway.flow, route, gateway.metrics, gateway.request_log, reader)
             for path, route in generation_routes(gateway.request_limits).items()
         }
         system = SystemRoutes(
@@ -150,7 +164,8 @@ class App:
 
 def build_app(settings: Settings) -> App:
     """The ASGI app of one process. Raises what is wrong with the rule files or the link's TLS files."""
-    return App(Gateway(settings), settings.limits.slow_reader_bytes)
+    limits = settings.limits
+    return App(Gateway(settings), ReaderLimits(limits.slow_reader_bytes, limits.slow_reader_s))
 
 
 def _pool(settings: Settings, on_model: OnModel) -> WorkerPool:

@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.metrics import Metrics
 from gateway.record import RequestRecord
 from gateway.writers import Writer
-from pipeline.errors import EngineFailed, HeadraceError, WorkerLost
+from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost
 from pipeline.outbound import FINISH, Outbound
 from pipeline.ports import Engine, Handle
 from pipeline.values import EngineCall, FinishReason, FirstToken, Prompt, TokenLogprobs
@@ -53,6 +53,7 @@ class Choice:
         "handle",
         "last_s",
         "num_tokens",
+        "waits_since_s",
     )
 
     def __init__(self, answer: Owner, index: int, call: EngineCall, make: Callable[[], Outbound]) -> None:
@@ -67,6 +68,7 @@ class Choice:
         self.handle: Handle | None = None
         self.last_s: float | None = None  # monotonic time of the last token
         self.num_tokens = 0
+        self.waits_since_s: float | None = None  # monotonic time of the first look after its submission
 
     @property
     def is_done(self) -> bool:
@@ -77,6 +79,7 @@ class Choice:
         return self.handle.worker if self.handle is not None else ""
 
     def submit(self, engine: Engine) -> None:
+        self.waits_since_s = None
         self.handle = engine.submit(self._call, self)
 
     def tokens(
@@ -114,11 +117,14 @@ class Choice:
             self._end(now_s)
 
     def failed(self, error: HeadraceError) -> None:
-        """`pipeline.ports.Sink.failed`. A lost worker costs nothing, once, if nothing was delivered yet."""
+        """`pipeline.ports.Sink.failed`. A worker that is lost, or takes nothing more, costs nothing, once, if
+        nothing was delivered yet.
+        """
         answer = self._answer
-        may_restart = isinstance(error, WorkerLost) and not self._is_second and not answer.is_ended
+        is_elsewhere = isinstance(error, WorkerLost | QueueFull)  # another worker may do better
+        may_restart = is_elsewhere and not self._is_second and not answer.is_ended
         if may_restart and (not self._has_text or answer.writer.take_back(self._index)):
-            self._restart()
+            self._restart(error)
         else:
             answer.fail(error)
 
@@ -128,14 +134,14 @@ class Choice:
 
     def expire_hold(self, now_s: float, limit_s: float) -> None:
         """Text that the filter holds for too long is decided by its policy."""
-        since_s = self._held_since_s
-        if since_s is None or not self._outbound.num_held or now_s - since_s < limit_s or self.is_done:
+        outbound, since_s = self._outbound, self._held_since_s
+        if since_s is None or self.last_s is None or not outbound.num_held or self.is_done:
             return
-        text = self._outbound.expire()
-        if text:
-            self._has_text = True
-            self._answer.writer.text(self._index, text)
-        if self._outbound.finish is not None:
+        # Only time in which tokens came: while the engine pauses there is nothing that could decide it.
+        if self.last_s - since_s < limit_s:
+            return
+        self._write(outbound.expire())
+        if outbound.finish is not None:
             self._end(now_s)
 
     def report(self, record: RequestRecord, metrics: Metrics) -> None:
@@ -148,7 +154,15 @@ class Choice:
         for hit in outbound.hits:
             metrics.hits.labels(hit.rule_id, "output", "shadow" if hit.shadow else hit.action).inc()
 
+    def _write(self, text: str) -> None:
+        if text and self._outbound.logprobs:
+            self._write_with_logprobs(text)
+        elif text:
+            self._has_text = True
+            self._answer.writer.text(self._index, text)
+
     def _write_with_logprobs(self, text: str) -> None:
+        self._has_text = self._has_text or bool(text)
         entries, self._outbound.logprobs = self._outbound.logprobs, []
         self._answer.writer.text_with_logprobs(self._index, text, entries)
 
@@ -162,7 +176,7 @@ class Choice:
         self._answer.writer.finish(self._index, outbound.finish, outbound.stop_reason)
         self._answer.on_choice_end(outbound.finish, now_s)
 
-    def _restart(self) -> None:
+    def _restart(self, error: HeadraceError) -> None:
         answer = self._answer
         self._is_second = True
         self._has_text = False
@@ -172,7 +186,7 @@ class Choice:
         self.num_tokens = 0
         try:
             self.submit(answer.engine)
-        except HeadraceError as error:
-            answer.fail(WorkerLost(f"The worker was lost and no other one took the request: {error}"))
+        except HeadraceError as refusal:
+            answer.fail(WorkerLost(f"No other worker took the request: {refusal} It was first: {error}"))
         else:
             answer.on_resubmit(self)

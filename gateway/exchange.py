@@ -113,12 +113,13 @@ class Exchange:
 
 
 def require_json(headers: MutableMapping[bytes, bytes]) -> None:
-    """Raises `InvalidRequest` when the body says that it is something else.
+    """Raises `InvalidRequest` unless the body says that it is JSON.
 
-    A missing type is taken for JSON.
+    A page of another site can send any other type, or none, without asking (CORS's simple requests), also to
+    a gateway without keys on the visitor's own machine.
     """
-    media_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
-    if media_type not in (b"application/json", b"") and not media_type.endswith(b"+json"):
+    media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if media_type != b"application/json" and not media_type.endswith(b"+json"):
         shown = media_type[:60].decode("latin-1")
         raise InvalidRequest(
             f"The body's content type is {shown!r}; it must be 'application/json'.", "content-type"

@@ -109,8 +109,8 @@ class Flow:
         """Before any tokenizing: is there a model, a worker, and room in its queue?"""
         if self.is_draining:
             raise Draining
+        self._engine.check_room(name)  # first: it tells a model that is not there from one that still loads
         model = self._models.get(name)
-        self._engine.check_room(name)
         return self._models.within(model, self._engine.max_model_len(name))
 
     async def _prepare(self, model: Model, request: Request, record: RequestRecord) -> Ready:

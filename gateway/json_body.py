@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
-from pipeline.errors import InvalidRequest
+from pipeline.errors import DuplicateKey, InvalidRequest
 
 Body = TypeVar("Body")
 
@@ -111,7 +111,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> None:
     if len(dict(pairs)) == len(pairs):
         return
     twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-    raise InvalidRequest(f"The key {show(twice)} appears twice in one object.", twice[:MAX_SHOWN_CHARS])
+    raise DuplicateKey(f"The key {show(twice)} appears twice in one object.", twice[:MAX_SHOWN_CHARS])
 
 
 _KEY_CHECK: Final = json.JSONDecoder(object_pairs_hook=_unique_keys)  # keeps no object; 2 us/KB

@@ -37,6 +37,7 @@ REQUEST_BUCKETS_S: Final = (
 )  # fmt: skip
 SIZE_BUCKETS_TOKENS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 
+MODEL_LABEL: Final = "gen_ai_request_model"
 GaugeMode = Literal["livesum", "livemax", "livemostrecent"]  # over several processes
 
 
@@ -85,26 +86,29 @@ class Metrics:
     def _latencies(self) -> None:
         make, requests, tokens = self._histogram, REQUEST_BUCKETS_S, TOKEN_BUCKETS_S
         name = "gen_ai_server_request_duration_seconds"
-        self.duration = make(name, "From the parsed head to the last byte (E2E).", requests, "model")
+        self.duration = make(name, "From the parsed head to the last byte (E2E).", requests, MODEL_LABEL)
         name = "gen_ai_server_time_to_first_token_seconds"
-        self.ttft = make(name, "From the parsed head to the first token (TTFT).", requests, "model")
+        self.ttft = make(name, "From the parsed head to the first token (TTFT).", requests, MODEL_LABEL)
         name = "gen_ai_server_time_per_output_token_seconds"
-        self.tpot = make(name, "Mean time per output token after the first (TPOT).", tokens, "model")
+        self.tpot = make(name, "Mean time per output token after the first (TPOT).", tokens, MODEL_LABEL)
         name = "headrace_time_between_tokens_seconds"
         self.gaps = HotHistogram(tokens, make(name, "Gap between two tokens of one choice (TBT).", tokens))
         name = "headrace_queue_seconds"
-        self.queue = make(name, "Time in the engine's queue, as the worker reports it.", requests, "model")
+        self.queue = make(
+            name, "Time in the engine's queue, as the worker reports it.", requests, MODEL_LABEL
+        )
         name = "headrace_stage_seconds"
         self.stage = make(name, "Time in one of our own stages.", STAGE_BUCKETS_S, "stage")
-        name = "headrace_prompt_tokens"
-        self.prompt_size = make(name, "Prompt length in tokens.", SIZE_BUCKETS_TOKENS)
+        help_ = "Prompt and output tokens per request."
+        sizes, name = SIZE_BUCKETS_TOKENS, "gen_ai_client_token_usage"
+        self.tokens = make(name, help_, sizes, MODEL_LABEL, "gen_ai_token_type")
 
     def _counters(self) -> None:
         make = self._counter
         help_ = "Requests by route, HTTP status and who or what ended them."
         self.requests = make("headrace_requests", help_, "route", "status", "ended")
-        help_ = "Tokens by model and kind: input, cached_input, output."
-        self.tokens = make("gen_ai_client_token_usage", help_, "model", "gen_ai_token_type")
+        help_ = "Prompt tokens that the engine found in its prefix cache."
+        self.cached_tokens = make("headrace_cached_prompt_tokens", help_, MODEL_LABEL)
         self.hits = make("headrace_rule_hits", "Content rule hits.", "rule", "direction", "action")
         help_ = "Choices sent to another worker after theirs was lost."
         self.resubmitted = make("headrace_resubmitted", help_)

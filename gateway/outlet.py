@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, MutableMapping
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderLimits:
+    """How much may wait for a client that does not read, and for how long, in seconds."""
+
+    max_bytes: int = 256 << 10
+    limit_s: float = 30.0
 
 
 class Outlet:

@@ -123,13 +123,9 @@ class RequestRecord:
         if not self.model:
             return
         metrics.duration.labels(self.model).observe(now_s - self.started_s)
-        metrics.prompt_size.observe(self.prompt_tokens)
-        for kind, count in (
-            ("input", self.prompt_tokens),
-            ("cached_input", self.cached_tokens),
-            ("output", self.output_tokens),
-        ):
-            metrics.tokens.labels(self.model, kind).inc(count)
+        metrics.tokens.labels(self.model, "input").observe(self.prompt_tokens)
+        metrics.tokens.labels(self.model, "output").observe(self.output_tokens)
+        metrics.cached_tokens.labels(self.model).inc(self.cached_tokens)
         if self.ttft_s is not None:
             metrics.ttft.labels(self.model).observe(self.ttft_s)
         if self.first is not None:

@@ -177,7 +177,7 @@ class Limits:
     ] = 30.0
     request_limit_s: Annotated[float, About("time for a whole request", "s", above=0)] = 600.0
     heartbeat_s: Annotated[
-        float, About("time between heartbeat comments while no token flows", "s", above=0, at_most=10)
+        float, About("time between heartbeat comments while no token flows", "s", above=0, at_most=9)
     ] = 5.0
     slow_reader_bytes: Annotated[
         int, About("unsent bytes of a client that does not read", "bytes", at_least=1024)

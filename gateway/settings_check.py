@@ -48,8 +48,8 @@ def _addresses(settings: Settings) -> Iterator[str]:
     except AddressError as error:
         yield f"listen: {error}"
     else:
-        if not (listen.is_loopback or link.link_secret or link.link_certfile):
+        if not (listen.is_loopback or link.link_secret or (link.link_certfile and link.link_cafile)):
             yield (
                 f"listen: {listen} can be reached from other machines, which needs link_secret, "
-                "link_secret_file, or link_certfile with link_keyfile"
+                "link_secret_file, or link_certfile with link_keyfile and link_cafile"
             )

@@ -52,7 +52,10 @@ class OpenRequests:
             self.look(monotonic())
             periods += 1
             if periods % FLUSH_PERIODS == 0:
-                publish()
+                try:
+                    publish()
+                except Exception as error:  # gauges are not worth the clock of all limits
+                    log_fault(error, "none")
 
     def look(self, now_s: float) -> None:
         """Enforce the limits of every open request."""
@@ -61,7 +64,7 @@ class OpenRequests:
                 _look_at(exchange, answer, now_s)
             except Exception as error:  # one stream's fault must not stop the clock of all the others
                 log_fault(error, exchange.record.request_id)
-                answer.fail(HeadraceError("An internal error ended this stream."))
+                _give_up(exchange, answer)
 
     def publish(self) -> None:
         """Bring the metrics that are counted elsewhere up to date."""
@@ -71,6 +74,15 @@ class OpenRequests:
         metrics.buffered_bytes.set(sum(exchange.outlet.num_buffered for exchange in self._open))
         self._peak = max([self._peak, *(exchange.outlet.peak for exchange in self._open)])
         metrics.buffered_peak.set(self._peak)
+
+
+def _give_up(exchange: Exchange, answer: Answer) -> None:
+    """End a stream that cannot be looked after any more, politely if that still works."""
+    try:
+        answer.fail(HeadraceError("An internal error ended this stream."))
+    except Exception as error:
+        log_fault(error, exchange.record.request_id)
+        exchange.close()
 
 
 def _look_at(exchange: Exchange, answer: Answer, now_s: float) -> None:

@@ -69,6 +69,7 @@ class SseWriter:
         self._texts = texts
         self._record = record
         self._delivery = delivery
+        self._is_continuous = delivery.continuous_usage  # asked for each token
         self._num_choices = num_choices
         self._frames = [TextFrames(shape, index) for index in range(num_choices)]
         self._head_sent = False
@@ -82,7 +83,7 @@ class SseWriter:
                 self._choice(opening)
 
     def text(self, index: int, text: str) -> None:
-        if self._delivery.continuous_usage:
+        if self._is_continuous:
             self._choice(self._shape.delta(index, text, None))
             return
         self.num_frames += 1

@@ -3,6 +3,7 @@
     HeadraceError
     ├── ClientError                 the request is at fault; 4xx
     │   ├── InvalidRequest          400, names the field
+    │   │   └── DuplicateKey
     │   ├── ContextTooLong          400, names both numbers
     │   ├── ContentBlocked          400, a rule stopped the prompt
     │   ├── BadKey                  401
@@ -17,6 +18,7 @@
     │   └── Draining
     ├── EngineFault                 the engine or the way to it failed; 502/504
     │   ├── WorkerLost
+    │   │   └── EngineDied
     │   ├── WorkerStalled
     │   ├── QueueTimeout
     │   ├── DeadlineExceeded
@@ -32,7 +34,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_FIELD_PATH: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
+_FIELD: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
 class HeadraceError(Exception):
@@ -61,8 +63,9 @@ class ClientError(HeadraceError):
 
     @property
     def log_detail(self) -> str:
-        """The field alone: the message shows the value read, which may be a user's text."""
-        return self.param if self.param and _FIELD_PATH.fullmatch(self.param) else ""
+        """The top-level field alone: the message shows the value read, and a path the client's own keys."""
+        found = _FIELD.match(self.param or "")
+        return found[0] if found else ""
 
 
 class InvalidRequest(ClientError):
@@ -72,6 +75,14 @@ class InvalidRequest(ClientError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class DuplicateKey(InvalidRequest):
+    """A key stands twice in one JSON object. `param` is the client's own key, so that no log may hold it."""
+
+    @property
+    def log_detail(self) -> str:
+        return ""
 
 
 class ContextTooLong(ClientError):
@@ -195,6 +206,14 @@ class WorkerLost(EngineFault):
     """The connection to the worker broke, or its engine died."""
 
     code = "worker_lost"
+
+
+class EngineDied(WorkerLost):
+    """The worker says that its engine failed; the message is the engine's own, and may quote the request."""
+
+    @property
+    def log_detail(self) -> str:
+        return ""
 
 
 class WorkerStalled(EngineFault):

@@ -180,8 +180,8 @@ class Outbound:
         self._open.clear()
 
     def _visible(self, entry: TokenLogprobs) -> TokenLogprobs:
-        """With a filter, alternatives stay here: one of them could complete a denied word."""
-        if self._filter is None or len(entry.token_ids) == 1:
+        """With rules that deny, alternatives stay here: one of them could complete a denied word."""
+        if self._filter is None or not self._filter.is_active or len(entry.token_ids) == 1:
             return entry
         return TokenLogprobs(entry.token_ids[:1], entry.logprobs[:1], entry.rank)
 

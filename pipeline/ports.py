@@ -77,6 +77,7 @@ class TextFilter(Protocol):
     num_leaked: int  # raw characters that left undecided at a bound
     released: int  # raw characters of the input whose fate is settled: all that derives from them may leave
     hits: list[Hit]  # in order, shadow ones too; the owner may clear it
+    is_active: bool  # some rule changes what leaves, rather than only reporting it
     blocked: bool  # a block rule matched: nothing more leaves
 
     def feed(self, text: str) -> str: ...

@@ -222,7 +222,12 @@ async def test_nesting_inside_a_field_is_400_and_named(served: Served) -> None:
 
 async def test_body_over_the_limit_is_413_before_it_has_come(served: Served) -> None:
     async with connect(served.port) as wire:
-        await wire.send(f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: {1 << 40}\r\n\r\n".encode())
+        await wire.send(
+            (
+                f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+                f"host: a\r\ncontent-length: {1 << 40}\r\n\r\n"
+            ).encode()
+        )
         head = await wire.head()
         error = await refused(wire, head)
     assert (head.status, error["code"]) == (413, "body_too_large")
@@ -232,7 +237,12 @@ async def test_body_over_the_limit_is_413_before_it_has_come(served: Served) -> 
 async def test_chunked_body_over_the_limit_is_413_and_costs_no_memory(served: Served) -> None:
     before = resident_bytes(served.gateway.pid)
     async with connect(served.port) as wire:
-        await wire.send(f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        await wire.send(
+            (
+                f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+                f"host: a\r\ntransfer-encoding: chunked\r\n\r\n"
+            ).encode()
+        )
         piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
         try:
             for _ in range(1600):  # 100 MiB
@@ -272,7 +282,7 @@ async def test_unknown_path_is_404_as_json(served: Served, path: str) -> None:
 # -- HTTP --------------------------------------------------------------------------------------------------
 
 BODY = json.dumps(chat(max_tokens=2, stream=False)).encode()
-POST = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n".encode()
+POST = f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\nhost: localhost\r\n".encode()
 
 BROKEN_HTTP: Mapping[str, bytes] = {
     "no HTTP": b"hello\r\n\r\n",
@@ -376,7 +386,11 @@ async def test_body_longer_than_its_content_length_is_a_bad_next_request(served:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_http_1_0_gets_its_answer_and_the_end_of_the_connection(served: Served, stream: bool) -> None:
     content = json.dumps(chat(max_tokens=2, stream=stream)).encode()
-    request = b"POST %s HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (CHAT.encode(), len(content), content)
+    request = b"POST %s HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
+        CHAT.encode(),
+        len(content),
+        content,
+    )
     head, _, body = (await send_and_read_to_the_end(served.port, request)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert b"transfer-encoding" not in head.lower()  # a 1.0 client does not know it

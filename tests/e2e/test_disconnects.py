@@ -35,6 +35,7 @@ HELD_TEXT = LONG_WORD[:-1]
 # 3,000 tokens: 3 s of prefill, for each other beginning, since the worker has a prefix cache.
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 300
 ENDLESS = 20_000  # tokens; more than any test waits for
+JSON_TYPE = "content-type: application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ async def send_chat(wire: Wire, body: object, request_id: str = "-") -> None:
     """A whole chat request; nothing of the answer is read."""
     content = json.dumps(body).encode()
     lines = ("host: localhost", f"x-request-id: {request_id}", f"content-length: {len(content)}", "", "")
-    await wire.send("\r\n".join((f"POST {CHAT} HTTP/1.1", *lines)).encode() + content)
+    await wire.send("\r\n".join((f"POST {CHAT} HTTP/1.1", JSON_TYPE, *lines)).encode() + content)
 
 
 async def leave(wire: Wire, rng: random.Random | None = None) -> None:
@@ -169,7 +170,10 @@ async def test_disconnect_while_a_filter_holds_text_drops_it_and_says_so(served:
 
 async def test_disconnect_before_the_body_is_complete_reaches_no_engine(served: Served) -> None:
     async with connect(served.port) as wire:
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nx-request-id: half\r\ncontent-length: 100\r\n\r\n{{"
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+            f"host: a\r\nx-request-id: half\r\ncontent-length: 100\r\n\r\n{{"
+        )
         await wire.send(head.encode())
     line = logged(served.gateway, "half")
     assert (line["status"], line["ended"], line["worker"]) == (499, "client_closed", "")
@@ -180,7 +184,10 @@ async def test_disconnect_before_the_body_is_complete_reaches_no_engine(served: 
 
 async def half_a_body(wire: Wire, rng: random.Random) -> None:
     content = json.dumps(chat()).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+        f"host: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
+    ).encode()
     await wire.send((head + content)[: rng.randrange(1, len(head) + len(content))])
 
 

@@ -217,7 +217,11 @@ async def test_disconnect_reaches_the_upstream_before_it_has_answered(
 ) -> None:
     body = b'{"stream": true}'
     await client.send(
-        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        (
+            f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+            f"host: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        ).encode()
+        + body
     )
     request = await upstream.next()
     await client.close()
@@ -314,7 +318,10 @@ async def test_body_over_the_gateways_limit_is_413_as_json(nginx: Nginx, upstrea
     limit = Settings().http.max_body_bytes
     async with connect(nginx.port) as client:
         await client.send(
-            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {limit + 1}\r\n\r\n".encode()
+            (
+                f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+                f"host: localhost\r\ncontent-length: {limit + 1}\r\n\r\n"
+            ).encode()
         )
         head = await client.head()
         assert head.status == 413

@@ -153,7 +153,12 @@ async def test_missing_or_wrong_key_is_401(
 
 async def test_key_is_checked_before_the_body_is_read(bounded: Served) -> None:
     async with connect(bounded.port) as wire:
-        await wire.send(f"POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n".encode())
+        await wire.send(
+            (
+                f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+                f"host: a\r\ncontent-length: 1000\r\n\r\n"
+            ).encode()
+        )
         assert (await wire.head()).status == 401
 
 

@@ -71,7 +71,11 @@ async def small_window(port: int, body: dict[str, Any]) -> AsyncIterator[socket.
         await loop.sock_connect(client, ("127.0.0.1", port))
         content = json.dumps(body).encode()
         lines = ("host: localhost", "connection: close", f"content-length: {len(content)}", "", "")
-        await loop.sock_sendall(client, "\r\n".join((f"POST {CHAT} HTTP/1.1", *lines)).encode() + content)
+        await loop.sock_sendall(
+            client,
+            "\r\n".join((f"POST {CHAT} HTTP/1.1", "content-type: application/json", *lines)).encode()
+            + content,
+        )
         yield client
 
 

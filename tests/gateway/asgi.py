@@ -27,7 +27,8 @@ class Request:
         query: bytes = b"",
     ) -> None:
         self.client = Client()
-        pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        given = {"content-type": "application/json"} | dict(headers or {})
+        pairs = [(name.encode(), value.encode()) for name, value in given.items()]
         self.scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},

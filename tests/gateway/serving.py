@@ -19,6 +19,7 @@ from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.openai_schema import RequestLimits
+from gateway.outlet import ReaderLimits
 from gateway.request_log import RequestLog
 from pipeline.inbound import InboundOptions
 from pipeline.values import ModelInfo
@@ -58,7 +59,7 @@ class Service:
         self._log = io.StringIO()
         self._request_log = RequestLog(self._log)
         self._endpoints = {
-            path: GenerationEndpoint(self.flow, route, self.metrics, self._request_log, 1 << 16)
+            path: GenerationEndpoint(self.flow, route, self.metrics, self._request_log, ReaderLimits(1 << 16))
             for path, route in generation_routes(RequestLimits()).items()
         }
 

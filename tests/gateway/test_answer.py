@@ -264,7 +264,6 @@ async def test_no_other_worker_is_a_lost_worker(error: HeadraceError) -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (QueueFull("full"), 503),
         (WorkerStalled("silent"), 504),
         (EngineRejected("bad grammar"), 400),
         (EngineFailed("no"), 502),
@@ -321,6 +320,7 @@ async def test_errors_in_a_log_hold_no_text_of_the_request() -> None:
 
 async def test_no_first_token_within_the_queue_limit() -> None:
     case = Case(limits=AnswerLimits(queue_s=60, heartbeat_s=1000), num_choices=2).start()
+    case.later(0.1)
     case.streams[0].say([0])
     case.later(29)
     case.streams[0].say([0])
@@ -334,6 +334,7 @@ async def test_no_first_token_within_the_queue_limit() -> None:
 
 async def test_queue_limit_is_a_504_before_the_head() -> None:
     case = Case(limits=AnswerLimits(queue_s=60, heartbeat_s=1000)).start()
+    case.later(0.1)
     case.later(60.1)
     assert case.client.status == 504
     assert "60 s" in case.client.json["error"]["message"]
@@ -376,8 +377,11 @@ async def test_text_held_for_too_long_is_blocked() -> None:
     case = Case(rules=[MASK], limits=AnswerLimits(hold_s=2)).start()
     case.streams[0].say("ab敏")
     case.later(1.9)
-    assert not case.answer.is_ended
+    case.streams[0].say("\u200b")
     case.later(0.2)
+    assert not case.answer.is_ended
+    case.streams[0].say("\u200b")
+    case.later(0.1)
     assert case.client.text() == "ab"
     assert case.client.finishes() == [(0, "content_filter")]
     assert case.streams[0].is_aborted
@@ -386,12 +390,46 @@ async def test_text_held_for_too_long_is_blocked() -> None:
 
 async def test_text_held_for_too_long_is_released_and_counted_where_the_settings_say_so() -> None:
     case = Case(rules=[MASK], hold_policy="release", limits=AnswerLimits(hold_s=2)).start()
-    case.streams[0].say("ab敏感")
+    case.streams[0].say("ab敏")
     case.later(2.1)
+    case.streams[0].say("感")
+    case.later(0.1)
     assert case.client.text() == "ab敏感"
     case.streams[0].say("觉", "stop")
     assert case.client.is_done
     assert case.sample("headrace_released_at_bound_characters_total") == 2
+
+
+async def test_text_is_held_as_long_as_the_engine_pauses() -> None:
+    """Nothing could decide it meanwhile, and to block an answer because its engine is busy would be wrong."""
+    case = Case(rules=[MASK], limits=AnswerLimits(hold_s=2)).start()
+    case.streams[0].say("ab敏")
+    case.later(20)
+    assert not case.answer.is_ended
+    case.streams[0].say("觉", "stop")
+    assert case.client.text() == "ab敏觉"
+
+
+async def test_choice_that_its_worker_does_not_take_goes_elsewhere_once() -> None:
+    case = Case(stream=False).start()
+    case.streams[0].fail(QueueFull("full"))
+    assert len(case.streams) == 2
+    assert case.client.messages == []
+    case.streams[1].fail(QueueFull("full too"))
+    assert len(case.streams) == 2
+    assert (case.client.status, case.client.json["error"]["code"]) == (503, "queue_full")
+
+
+async def test_queue_limit_counts_anew_for_another_worker() -> None:
+    case = Case(stream=False, limits=AnswerLimits(queue_s=60, stall_s=100)).start()
+    case.later(0.1)
+    case.streams[0].say("a")
+    case.later(65)
+    case.streams[0].fail(WorkerLost("gone"))
+    case.later(0.1)
+    assert not case.answer.is_ended
+    case.later(60.1)
+    assert case.client.json["error"]["code"] == "queue_timeout"
 
 
 async def test_hold_of_text_that_moves_on_starts_anew() -> None:
@@ -421,9 +459,9 @@ async def test_heartbeats_come_before_the_first_token_and_in_silence_only() -> N
 async def test_an_error_after_a_heartbeat_is_an_error_frame() -> None:
     case = Case(limits=AnswerLimits(heartbeat_s=5)).start()
     case.later(5.1)
-    case.streams[0].fail(QueueFull("full"))
+    case.streams[0].fail(EngineFailed("no"))
     assert case.client.status == 200
-    assert case.client.chunks == [{"error": dict(case.client.chunks[0]["error"], code="queue_full")}]
+    assert case.client.chunks == [{"error": dict(case.client.chunks[0]["error"], code="engine_failed")}]
     assert not case.client.is_done
 
 

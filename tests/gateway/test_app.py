@@ -170,7 +170,8 @@ async def test_a_closed_connection_empties_the_engine(tmp_path: Path, stream: bo
         async with connect(made.port) as wire:
             body = json.dumps(BODY | {"max_tokens": 20000, "stream": stream}).encode()
             await wire.send(
-                b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+                b"POST %s HTTP/1.1\r\ncontent-type: application/json\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+                % (CHAT.encode(), len(body))
             )
             await wire.send(body)
             await until(lambda: made.num_running == 1)
@@ -181,7 +182,10 @@ async def test_a_closed_connection_empties_the_engine_behind_a_pipelined_request
     async with site(tmp_path) as made:
         async with connect(made.port) as wire:
             body = json.dumps(BODY | {"max_tokens": 20000}).encode()
-            head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+            head = (
+                b"POST %s HTTP/1.1\r\ncontent-type: application/json\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+                % (CHAT.encode(), len(body))
+            )
             await wire.send((head + body) * 3)
             await until(lambda: made.num_running == 1)
         await until(lambda: made.num_running == 0 and made.gateway.num_open_requests == 0)
@@ -200,7 +204,10 @@ async def test_a_client_that_does_not_read_is_cut_and_frees_the_engine(
 ) -> None:
     async with site(tmp_path, limits, step_ms=0.0) as made:
         body = json.dumps(BODY | {"max_tokens": 30_000}).encode()
-        request = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+        request = (
+            b"POST %s HTTP/1.1\r\ncontent-type: application/json\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            % (CHAT.encode(), len(body))
+        )
         client = slow_client(made.port, request + body)
         try:
             await until(lambda: made.num_running == 1)

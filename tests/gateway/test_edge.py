@@ -51,8 +51,11 @@ async def test_a_request_leaves_one_line_and_one_count() -> None:
         assert MARKER not in made.log
         assert "secret" not in made.log
         assert made.sample("headrace_requests_total", route=CHAT, status="200", ended="complete") == 1
-        assert made.sample("gen_ai_client_token_usage_total", model="m", gen_ai_token_type="output") > 2
-        assert made.sample("gen_ai_server_time_to_first_token_seconds_count", model="m") == 1
+        assert (
+            made.sample("gen_ai_client_token_usage_sum", gen_ai_request_model="m", gen_ai_token_type="output")
+            > 2
+        )
+        assert made.sample("gen_ai_server_time_to_first_token_seconds_count", gen_ai_request_model="m") == 1
         assert made.sample("headrace_stage_seconds_count", stage="tokenize") == 1
 
 

@@ -55,10 +55,15 @@ async def test_header_of_seconds_that_is_absent() -> None:
     assert exchange(Request()).seconds_header(b"x-stainless-read-timeout") is None
 
 
-@pytest.mark.parametrize("given", ["application/json", "Application/JSON; charset=utf-8", "text/x+json", ""])
+@pytest.mark.parametrize("given", ["application/json", "Application/JSON; charset=utf-8", "text/x+json"])
 def test_json_content_types_pass(given: str) -> None:
     require_json({b"content-type": given.encode()})
-    require_json({})
+
+
+def test_missing_content_type_is_refused() -> None:
+    """A page of another site can send such a request without asking."""
+    with pytest.raises(InvalidRequest, match="must be 'application/json'"):
+        require_json({})
 
 
 @pytest.mark.parametrize(
@@ -198,8 +203,9 @@ async def test_a_client_past_its_bound_is_told_of_and_cut() -> None:
 async def test_error_goes_to_the_client_and_its_facts_to_the_log() -> None:
     for error, status, detail in (
         (NoWorker("none is ready"), 503, "none is ready"),
-        (InvalidRequest("'x' is 'MARKER'", "messages[0].role"), 400, "messages[0].role"),
-        (InvalidRequest("twice", "a MARKER: text of a user"), 400, ""),
+        (InvalidRequest("'x' is 'MARKER'", "messages[0].role"), 400, "messages"),
+        (InvalidRequest("a key", "chat_template_kwargs.MARKER"), 400, "chat_template_kwargs"),
+        (InvalidRequest("twice", "敏 MARKER: text of a user"), 400, ""),
         (UnknownModel("MARKER"), 404, "model"),
         (KeyError("MARKER"), 500, ""),
     ):

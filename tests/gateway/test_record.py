@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.metrics import Metrics
+from gateway.metrics import MODEL_LABEL, Metrics
 from gateway.record import RequestRecord
 from pipeline.values import FirstToken, Usage
 
@@ -74,7 +74,7 @@ def test_a_refused_request_counts_without_a_model() -> None:
     labels = {"route": "/v1/completions", "status": "404", "ended": "model_not_found"}
     assert value("headrace_requests_total", labels) == 1
     assert value("headrace_stage_seconds_count", {"stage": "parse"}) == 1
-    assert value("headrace_prompt_tokens_count") == 0
+    assert value("gen_ai_client_token_usage_count", {MODEL_LABEL: "x", "gen_ai_token_type": "input"}) is None
 
 
 def test_an_answered_request_counts_everything() -> None:
@@ -84,13 +84,14 @@ def test_an_answered_request_counts_everything() -> None:
     one.held_peak = 6
     one.count(metrics, 104.0)
     value = metrics.registry.get_sample_value
-    for kind, num in (("input", 9), ("cached_input", 4), ("output", 5)):
-        assert value("gen_ai_client_token_usage_total", {"model": "m", "gen_ai_token_type": kind}) == num
+    for kind, num in (("input", 9), ("output", 5)):
+        assert value("gen_ai_client_token_usage_sum", {MODEL_LABEL: "m", "gen_ai_token_type": kind}) == num
+    assert value("headrace_cached_prompt_tokens_total", {MODEL_LABEL: "m"}) == 4
     for name, seconds in (
         ("gen_ai_server_request_duration_seconds", 4.0),
         ("gen_ai_server_time_to_first_token_seconds", 1.0),
         ("gen_ai_server_time_per_output_token_seconds", 0.5),
         ("headrace_queue_seconds", 0.5),
     ):
-        assert value(f"{name}_sum", {"model": "m"}) == pytest.approx(seconds), name
+        assert value(f"{name}_sum", {MODEL_LABEL: "m"}) == pytest.approx(seconds), name
     assert value("headrace_held_peak_characters") == 6

@@ -125,7 +125,7 @@ def test_engine_arguments_in_a_variable_are_split_as_a_shell_does(monkeypatch: p
         ("queue_limit_s", "0", "a number over 0, in s"),
         ("queue_limit_s", "nan", "a number over 0, in s"),
         ("queue_limit_s", "inf", "a number over 0, in s"),
-        ("heartbeat_s", "11", "a number over 0 and at most 10, in s"),
+        ("heartbeat_s", "11", "a number over 0 and at most 9, in s"),
         ("max_n", "0", "a whole number of at least 1, in choices"),
         ("log_level", "loud", "one of debug, info, warning, error"),
         ("scripted", "maybe", "true or false"),
@@ -235,7 +235,9 @@ def test_what_does_not_go_together_is_refused(flags: dict[str, Any], expected: s
 
 def test_a_worker_may_listen_beyond_loopback_with_a_secret_or_a_certificate() -> None:
     load({"listen": "tcp://0.0.0.0:7400", "link_secret": SECRET})
-    load({"listen": "tcp://0.0.0.0:7400", "link_certfile": __file__, "link_keyfile": __file__})
+    tls = {"link_certfile": __file__, "link_keyfile": __file__}
+    load({"listen": "tcp://0.0.0.0:7400", "link_cafile": __file__, **tls})
+    assert "link_cafile" in "".join(problems({"listen": "tcp://0.0.0.0:7400", **tls}))
     load({"listen": "unix:///tmp/x"})
 
 

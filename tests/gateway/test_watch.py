@@ -37,6 +37,7 @@ def requests() -> OpenRequests:
 
 async def test_every_open_answer_is_looked_at(requests: OpenRequests) -> None:
     watched = [Watched(requests, limits=AnswerLimits(queue_s=60, heartbeat_s=1e6)) for _ in range(3)]
+    requests.look(100.0)
     requests.look(159.0)
     assert not any(each.case.answer.is_ended for each in watched)
     requests.look(161.0)
@@ -94,6 +95,7 @@ async def test_one_answers_fault_ends_that_one_alone(
 
     monkeypatch.setattr(broken.case.answer, "check", check)
     with caplog.at_level(logging.ERROR):
+        requests.look(100.0)
         requests.look(161.0)
     assert broken.case.client.status == 500
     assert broken.case.streams[0].is_aborted

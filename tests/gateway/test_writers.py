@@ -114,6 +114,7 @@ async def test_heartbeats_are_whole_comments() -> None:
 async def test_error_before_the_head_has_no_stream_headers() -> None:
     one = case()
     one.streams[0].fail(QueueFull("full"))
+    one.streams[1].fail(QueueFull("full"))
     assert one.client.headers == {
         "content-type": "application/json",
         "retry-after": "1",
