@@ -116,6 +116,8 @@ def start_gateway(
     path = "/ready" if until_ready else "/health"
     with running(Process(name, command, folder / f"{name}.log", env)) as process:
         process.wait_until(lambda: answers(port, path) == 200, START_S, f"answering {path}")
+        # Of several processes one answers before the others listen; this is said when all of them do.
+        process.wait_until(lambda: "listening on" in process.log_text(), START_S, "listening")
         yield Gateway(process, port)
 
 

@@ -52,7 +52,8 @@ def begin_stream(port: int) -> Iterator[http.client.HTTPResponse]:
     """An answer of exactly 30 tokens."""
     fields = {"model": MODEL_NAME, "stream": True, "max_tokens": 30, "ignore_eos": True}
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_LIMIT_S)) as connection:
-        connection.request("POST", "/v1/completions", json.dumps({**fields, "prompt": "Once upon a time"}))
+        body = json.dumps({**fields, "prompt": "Once upon a time"})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         response = connection.getresponse()
         assert response.status == 200
         yield response

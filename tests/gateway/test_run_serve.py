@@ -55,7 +55,7 @@ def worker_of(program: Program) -> int:
 def complete(url: str, max_tokens: int = 4) -> dict[str, object]:
     connection = open_connection(url, 20.0)
     body = {"model": "scripted", "prompt": "hello", "max_tokens": max_tokens}
-    connection.request("POST", "/v1/completions", json.dumps(body))
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
     answer = json.loads(response.read())
     connection.close()

@@ -36,7 +36,7 @@ def test_broken_file_is_told_by_its_position_and_never_quoted(tmp_path: Path, te
 def test_file_with_an_impossible_date_is_a_problem_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "headrace.yaml"
     path.write_text("port: 2026-13-40\n")
-    with pytest.raises(SettingsError, match=r"headrace\.yaml cannot be read: "):
+    with pytest.raises(SettingsError, match=r"headrace\.yaml"):
         load({"config": str(path)})
 
 
