@@ -155,7 +155,7 @@ async def measure(bench: Bench, report: Report, counts: Sequence[int], num_reque
 
 def main(arguments: argparse.Namespace) -> int:
     counts = (100, 400) if arguments.quick else (100, 400, 1000)
-    window_s, num_runs = (2.5, 1) if arguments.quick else (4.0, 3)
+    window_s, num_runs = (2.5, 1) if arguments.quick else (3.0, 7)
     report = open_report("bench_gateway", arguments)
     with scratch() as folder:
         rules = write_rules(folder / "rules.txt", NUM_RULES)
