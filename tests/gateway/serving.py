@@ -41,6 +41,7 @@ class Service:
         keys: Sequence[str] = (),
         limits: AnswerLimits | None = None,
         body: BodyLimits | None = None,
+        reader: ReaderLimits | None = None,
     ) -> None:
         self.engine = Engine(monotonic())
         self.metrics = Metrics()
@@ -59,7 +60,9 @@ class Service:
         self._log = io.StringIO()
         self._request_log = RequestLog(self._log)
         self._endpoints = {
-            path: GenerationEndpoint(self.flow, route, self.metrics, self._request_log, ReaderLimits(1 << 16))
+            path: GenerationEndpoint(
+                self.flow, route, self.metrics, self._request_log, reader or ReaderLimits(1 << 16)
+            )
             for path, route in generation_routes(RequestLimits()).items()
         }
 

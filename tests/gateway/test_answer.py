@@ -17,7 +17,7 @@ from pipeline.errors import (
     WorkerStalled,
 )
 from pipeline.values import FirstToken
-from tests.gateway.answering import Case, ids_of, turns
+from tests.gateway.answering import Case, call, ids_of, turns
 
 MASK = Rule("m", ("敏感词",), "mask", replacement="*")
 BLOCK = Rule("b", ("敏感词",), "block")
@@ -550,3 +550,13 @@ async def test_a_client_that_misses_the_last_bytes_is_not_a_complete_answer() ->
     assert "wait" in case.record.detail
     assert (case.record.status, case.record.finish) == (200, ["stop"])
     await turns()
+
+
+async def test_cached_tokens_count_once_per_prompt() -> None:
+    """Two prompts with two choices each: the second choice of a prompt finds what the first one computed."""
+    case = Case(stream=False, num_choices=4)
+    first, second = call(), call()
+    case.answer.start([first, first, second, second], case._make)
+    for stream, cached in zip(case.streams, (3, 5, 2, 5), strict=True):
+        stream.say("a", "stop", first=FirstToken(cached_tokens=cached))
+    assert case.client.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gateway.exchange import ABORT_EXTENSION
+from gateway.outlet import ReaderLimits
 from pipeline.errors import EngineRejected
 from tests.gateway.answering import until
 from tests.gateway.asgi import Request
@@ -129,3 +131,13 @@ async def test_each_request_of_many_has_its_line() -> None:
     async with service() as made:
         await asyncio.gather(*(Request(CHAT, b"{").run(made) for _ in range(20)))
         assert len({line["id"] for line in made.lines}) == 20
+
+
+async def test_a_client_that_does_not_read_its_error_is_cut() -> None:
+    async with service(reader=ReaderLimits(1 << 16, 0.05)) as made:
+        cut: list[bool] = []
+        request = Request(CHAT, b"{", extensions={ABORT_EXTENSION: lambda: cut.append(True)})
+        request.client.stops_reading()
+        await request.run(made)
+        assert cut == [True]
+        assert made.lines[0]["status"] == 400

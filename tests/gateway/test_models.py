@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.models import Models
-from pipeline.errors import NoWorker, UnknownModel
+from pipeline.errors import ContextTooLong, NoWorker, UnknownModel
 from pipeline.inbound import InboundOptions
+from pipeline.values import ChatRequest, Delivery, Generation
 from tests.gateway.serving import INFO
 from tests.pipeline.model_files import model_files
 
@@ -50,3 +51,17 @@ async def test_broken_files_leave_the_model_unknown(models: Models) -> None:
     with pytest.raises(ValueError, match="tokenizer"):
         await models.load(INFO, {"tokenizer.json": b"{"})
     assert models.names == ()
+
+
+async def test_context_follows_the_workers(models: Models) -> None:
+    await models.load(INFO, model_files())
+    before = models.get("m")
+    assert models.within(before, INFO.max_model_len) is before
+    shorter = models.within(before, 7)
+    assert (shorter.info.max_model_len, shorter.text) == (7, before.text)
+    assert models.get("m") is shorter
+    request = ChatRequest(
+        "m", [{"role": "user", "content": "far too long a text for seven tokens"}], Generation({}), Delivery()
+    )
+    with pytest.raises(ContextTooLong, match="maximum context length is 7 tokens"):
+        shorter.inbound.start(request, 0.0)

@@ -280,3 +280,9 @@ def test_every_default_is_allowed_and_travels(row: Setting) -> None:
     if row.default is not None and row.default != ():
         flags = {row.name: row.default if isinstance(row.default, bool) else str(row.default)}
         assert isinstance(value_of(flags, row.name), type(row.default))
+
+
+def test_a_gateways_certificate_without_an_authority_is_refused() -> None:
+    flags = {"worker": ["tcp://a:1"], "link_certfile": __file__, "link_keyfile": __file__}
+    assert "link_certfile: a gateway needs link_cafile too" in "".join(problems(flags))
+    load({**flags, "link_cafile": __file__})

@@ -13,7 +13,7 @@ from gateway.exchange import ABORT_EXTENSION, Exchange
 from gateway.metrics import Metrics
 from gateway.watch import OpenRequests
 from pipeline.errors import Draining
-from tests.gateway.answering import Case, turns
+from tests.gateway.answering import Case, turns, until
 from tests.gateway.asgi import Request
 
 
@@ -151,3 +151,25 @@ async def test_the_clock_looks_and_publishes_until_it_is_cancelled(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_gauges_that_fail_do_not_stop_the_clock(
+    requests: OpenRequests, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.watch.PERIOD_S", 0.001)
+    looks = 0
+
+    def look(now_s: float) -> None:
+        nonlocal looks
+        looks += 1
+
+    def publish() -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(requests, "look", look)
+    with caplog.at_level(logging.ERROR):
+        task = asyncio.create_task(requests.watch(publish))
+        await until(lambda: looks > 40)
+        task.cancel()
+        await asyncio.wait([task])
+    assert "OSError" in caplog.text

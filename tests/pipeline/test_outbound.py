@@ -441,3 +441,14 @@ def test_logprobs_of_text_released_at_its_time_limit_leave_with_it() -> None:
     assert choice.logprobs == []
     assert choice.expire() == "敏"
     assert [entry.token_id for entry in choice.logprobs] == ids
+
+
+def test_hold_begins_anew_when_all_that_was_held_has_left() -> None:
+    out = outbound(Rule("r", ("aab",), "mask", replacement="*"))
+    seen = []
+    for text in ("x", "a", "a", "a", "a", "c"):
+        out.is_new_hold = False
+        out.feed(ids_of(text))
+        seen.append((out.num_held, out.is_new_hold))
+    # The first `a` begins a hold of one character, the third lets it go and begins the next one.
+    assert seen == [(0, False), (1, True), (2, False), (2, True), (2, False), (0, False)]
