@@ -82,6 +82,7 @@ class LinkClient(asyncio.Protocol):
         self.address = address
         self.key = str(address)  # the same over a worker's restarts, for routing
         self.stats = Stats()
+        self.heard_s = clock()  # when the worker last sent anything
         self._dispatch = Dispatch(str(address), self._write)
         self.ended: asyncio.Future[EngineFault] = loop.create_future()
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
@@ -163,7 +164,7 @@ class LinkClient(asyncio.Protocol):
         self._silence.start(self._limits.handshake_s)
 
     def data_received(self, data: bytes) -> None:
-        now_s = self._clock()
+        self.heard_s = now_s = self._clock()
         self._silence.broken()
         try:
             for frame in self._framer.feed(data):

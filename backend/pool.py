@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from backend.address import Address
 from backend.catalog import Catalog, OnModel
@@ -19,6 +21,8 @@ from pipeline.routing import Load, choose
 from pipeline.values import EngineCall, ModelInfo
 
 logger = logging.getLogger(__name__)
+
+QUIET_LIMIT_S: Final = 3.0  # heartbeats come once a second
 
 __all__ = ["ClientLimits", "PoolSettings", "WorkerPool", "WorkerStatus"]
 
@@ -90,7 +94,7 @@ class WorkerPool:
         self._with_room(model, 0)
 
     def submit(self, call: EngineCall, sink: Sink) -> Handle:
-        clients = self._with_room(call.model, call.prompt.num_tokens)
+        clients = _not_silent(self._with_room(call.model, call.prompt.num_tokens))
         loads = [Load(client.key, client.slots.outstanding_tokens) for client in clients]
         return clients[choose(call.prompt.affinity, loads)].submit(call, sink)
 
@@ -123,3 +127,10 @@ class WorkerPool:
         )
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none configured"
         return NoWorker(f"No worker of the model {model[:200]!r} is ready (workers: {told}).")
+
+
+def _not_silent(clients: list[LinkClient]) -> list[LinkClient]:
+    """Those whose heartbeats come, if there are any: a worker that froze a moment ago is still linked."""
+    now_s = time.monotonic()
+    heard = [client for client in clients if now_s - client.heard_s < QUIET_LIMIT_S]
+    return heard or clients

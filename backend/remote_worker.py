@@ -60,7 +60,7 @@ class PoolSettings:
     max_waiting_requests: int = 256  # without a first token
     max_waiting_tokens: int = 1_000_000  # of their prompts
     min_backoff_s: float = 0.2
-    max_backoff_s: float = 10.0
+    max_backoff_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class Gateway:
 
     @property
     def num_open_requests(self) -> int:
-        return self.flow.num_in_progress
+        return len(self.flow.in_progress)
 
     def begin_drain(self) -> None:
         """From now on: not ready, and no new generations."""
@@ -95,7 +95,7 @@ class Gateway:
 
     def cut(self) -> None:
         """End what is still running with a named error."""
-        self.flow.open.fail_all(Draining("The server is shutting down; the answer was cut off."))
+        self.flow.cut(Draining("The server is shutting down; the answer was cut off."))
 
     def publish(self) -> None:
         """Bring the gauges up to date: once a second, for other processes, and for a scrape."""

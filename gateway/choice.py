@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.metrics import Metrics
 from gateway.record import RequestRecord
 from gateway.writers import Writer
-from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost
+from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost, WorkerStalled
 from pipeline.outbound import FINISH, Outbound
 from pipeline.ports import Engine, Handle
 from pipeline.values import EngineCall, FinishReason, FirstToken, Prompt, TokenLogprobs
@@ -117,12 +117,13 @@ class Choice:
             self._end(now_s)
 
     def failed(self, error: HeadraceError) -> None:
-        """`pipeline.ports.Sink.failed`. A worker that is lost, or takes nothing more, costs nothing, once, if
-        nothing was delivered yet.
+        """`pipeline.ports.Sink.failed`.
+
+        A worker that is lost, silent or full costs nothing, once, if nothing was delivered yet.
         """
         answer = self._answer
-        is_elsewhere = isinstance(error, WorkerLost | QueueFull)  # another worker may do better
-        may_restart = is_elsewhere and not self._is_second and not answer.is_ended
+        is_workers = isinstance(error, WorkerLost | WorkerStalled | QueueFull)  # another one may do better
+        may_restart = is_workers and not self._is_second and not answer.is_ended
         if may_restart and (not self._has_text or answer.writer.take_back(self._index)):
             self._restart(error)
         else:
@@ -186,7 +187,7 @@ class Choice:
         self.num_tokens = 0
         try:
             self.submit(answer.engine)
-        except HeadraceError as refusal:
-            answer.fail(WorkerLost(f"No other worker took the request: {refusal} It was first: {error}"))
+        except HeadraceError:
+            answer.fail(error)  # nobody else takes it: what happened first is the reason
         else:
             answer.on_resubmit(self)

@@ -37,7 +37,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._reader.max_bytes)
-        self._flow.num_in_progress += 1
+        self._flow.in_progress.add(exchange)
         try:
             await self._flow.generate(exchange, self._route)
         except HeadraceError as error:
@@ -46,7 +46,7 @@ class GenerationEndpoint:
             log_fault(error, exchange.record.request_id)
             await self._refuse(exchange, error)
         finally:
-            self._flow.num_in_progress -= 1
+            self._flow.in_progress.discard(exchange)
             self._remember(exchange)
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:

@@ -33,6 +33,8 @@ class Exchange:
         self.record = RequestRecord(request_id=self._request_id(), route=scope["path"], started_s=monotonic())
         self.outlet = Outlet(send, max_buffered_bytes, self._on_gone)
         self.on_gone: Callable[[str], None] = _ignore
+        self._deadline: asyncio.Timeout | None = None  # of the body, while it is read
+        self._refusal: HeadraceError | None = None
         self._scope = scope
         self._receive = receive
 
@@ -45,10 +47,18 @@ class Exchange:
         if declared.isdigit() and int(declared[:19]) > max_bytes:
             raise BodyTooLarge(int(declared[:19]), max_bytes)
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as self._deadline:
                 return await self._receive_body(max_bytes)
         except TimeoutError:
-            raise BodyTooSlow(limit_s) from None
+            raise self._refusal or BodyTooSlow(limit_s) from None
+        finally:
+            self._deadline = None
+
+    def refuse(self, error: HeadraceError) -> None:
+        """Wait no longer for the body: `read_body` raises this."""
+        if self._deadline is not None:
+            self._refusal = error
+            self._deadline.reschedule(0.0)
 
     async def _receive_body(self, max_bytes: int) -> bytes:
         parts: list[bytes] = []

@@ -27,7 +27,7 @@ from gateway.record import RequestRecord
 from gateway.watch import OpenRequests
 from gateway.writers import JsonWriter, SseWriter, Writer
 from pipeline.detokenizer import open_detokenizer
-from pipeline.errors import Draining
+from pipeline.errors import Draining, HeadraceError
 from pipeline.inbound import Encode, Ready
 from pipeline.outbound import Outbound
 from pipeline.ports import Engine
@@ -77,7 +77,7 @@ class Flow:
         self._body = body
         self.open = OpenRequests(metrics)
         self.is_draining = False
-        self.num_in_progress = 0  # also those that still send their body or are being encoded
+        self.in_progress: set[Exchange] = set()  # also those that still send their body or are being encoded
 
     async def generate(self, exchange: Exchange, route: Route) -> None:
         """The life of a request. Raises `HeadraceError` for whatever fails before the engine has it."""
@@ -104,6 +104,12 @@ class Flow:
             self.open.remove(exchange)
             if not answer.is_ended:  # cancelled: the server stops
                 answer.client_gone("the server has ended the connection")
+
+    def cut(self, error: HeadraceError) -> None:
+        """End everything that is in progress with a named error."""
+        self.open.fail_all(error)
+        for exchange in list(self.in_progress):
+            exchange.refuse(error)
 
     def _admit(self, name: str) -> Model:
         """Before any tokenizing: is there a model, a worker, and room in its queue?"""

@@ -108,6 +108,14 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 return True
 
+    def _should_upgrade(self) -> bool:
+        """Only a GET without a body can become a WebSocket (RFC 6455, section 4.1); other offers are ignored.
+
+        uvicorn hands over whatever offers it, and the WebSocket side then waits for ever for a body's end.
+        """
+        has_body = any(name in _FRAMING for name, _ in self.headers)
+        return self.parser.get_method() == b"GET" and not has_body and super()._should_upgrade()
+
     def _check_progress(self, num_bytes: int) -> None:
         self._unsettled_bytes = 0 if self._settled else self._unsettled_bytes + num_bytes
         if self._unsettled_bytes > self._max_header_bytes:

@@ -18,7 +18,7 @@ from pipeline.assembly import GenerationDefaults, assemble
 from pipeline.conversation import PART_SEPARATOR
 from pipeline.encoding import MAX_INLINE_CHARACTERS, Encoder, pack_ids
 from pipeline.errors import InvalidRequest
-from pipeline.input_scan import scan_request
+from pipeline.input_scan import scan_ids, scan_request
 from pipeline.leaves import prompt_path
 from pipeline.model_text import ModelText
 from pipeline.token_buffer import TokenBuffer
@@ -92,7 +92,9 @@ class Inbound:
         done("validate")
         hits: tuple[Hit, ...] = ()
         if self._rules is not None:
-            request, hits = scan_request(request, self._rules, self._part_separator)
+            hits = self._hits_of_ids(request, self._rules)
+            request, more_hits = scan_request(request, self._rules, self._part_separator)
+            hits += more_hits
             done("scan")
         texts, add_special_tokens = self._texts(request, now_s)
         done("render")
@@ -136,6 +138,18 @@ class Inbound:
         assert not isinstance(ids, str)
         self._check_range(ids, prompt_path(request, index))
         return pack_ids(ids)
+
+    def _hits_of_ids(self, request: ChatRequest | CompletionRequest, rules: Patterns) -> tuple[Hit, ...]:
+        """What the rules find in prompts that came as token ids."""
+        hits: tuple[Hit, ...] = ()
+        if isinstance(request, CompletionRequest):
+            for index, prompt in enumerate(request.prompts):
+                if not isinstance(prompt, str):
+                    path = prompt_path(request, index)
+                    self._check_range(prompt, path)
+                    text = self._text.tokenizer.decode(list(prompt), skip_special_tokens=False)
+                    hits += scan_ids(text, rules, path)
+        return hits
 
     def _check_token_ids(self, request: ChatRequest | CompletionRequest) -> None:
         """Ids beyond the vocabulary would fail in the engine, too late for a 400."""

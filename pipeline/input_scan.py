@@ -14,6 +14,7 @@ from typing import Final
 
 from filters.hit import Hit
 from filters.patterns import Patterns
+from filters.rules import REWRITES
 from filters.scan import scan
 from pipeline.errors import ContentBlocked
 from pipeline.leaves import Request, replaced, untrusted
@@ -37,6 +38,19 @@ def scan_request(request: Request, rules: Patterns, separator: str = "") -> tupl
     if not scanner.has_rewritten:
         return request, tuple(scanner.hits)
     return replaced(request, fields), tuple(scanner.hits)
+
+
+def scan_ids(text: str, rules: Patterns, param: str) -> tuple[Hit, ...]:
+    """What is found in the text of a prompt that came as token ids.
+
+    Ids cannot be rewritten, so a mask or redact rule blocks here too. Raises `ContentBlocked`.
+    """
+    result = scan(text, rules)
+    if result.blocked_by is not None:
+        raise ContentBlocked(result.blocked_by, param)
+    if result.text != text:
+        raise ContentBlocked(next(hit.rule_id for hit in result.hits if hit.action in REWRITES), param)
+    return result.hits
 
 
 class _RequestScanner:

@@ -46,6 +46,7 @@ class Request:
         }
         self._pieces = list(body) or [b""]
         self._gone = asyncio.Event()
+        self._is_open = False
         self.num_received = 0
 
     async def receive(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class Request:
             return {"type": "http.disconnect"}
         if self._pieces:
             piece = self._pieces.pop(0)
-            return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
+            return {"type": "http.request", "body": piece, "more_body": bool(self._pieces) or self._is_open}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -63,6 +64,10 @@ class Request:
         await self.client(message)
         if message.get("more_body") is False:
             self._gone.set()
+
+    def keep_open(self) -> None:
+        """The body does not end."""
+        self._is_open = True
 
     def disconnect(self) -> None:
         self._gone.set()

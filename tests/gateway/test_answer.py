@@ -264,7 +264,6 @@ async def test_no_other_worker_is_a_lost_worker(error: HeadraceError) -> None:
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (WorkerStalled("silent"), 504),
         (EngineRejected("bad grammar"), 400),
         (EngineFailed("no"), 502),
     ],
@@ -410,14 +409,28 @@ async def test_text_is_held_as_long_as_the_engine_pauses() -> None:
     assert case.client.text() == "ab敏觉"
 
 
-async def test_choice_that_its_worker_does_not_take_goes_elsewhere_once() -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(QueueFull("full"), 503, "queue_full"), (WorkerStalled("silent"), 504, "worker_stalled")],
+)
+async def test_choice_that_its_worker_does_not_serve_goes_elsewhere_once(
+    error: HeadraceError, status: int, code: str
+) -> None:
     case = Case(stream=False).start()
-    case.streams[0].fail(QueueFull("full"))
+    case.streams[0].fail(error)
     assert len(case.streams) == 2
     assert case.client.messages == []
-    case.streams[1].fail(QueueFull("full too"))
+    case.streams[1].fail(error)
     assert len(case.streams) == 2
-    assert (case.client.status, case.client.json["error"]["code"]) == (503, "queue_full")
+    assert (case.client.status, case.client.json["error"]["code"]) == (status, code)
+
+
+async def test_choice_that_nobody_else_takes_fails_with_what_happened_first() -> None:
+    case = Case().start()
+    case.engine.refuse = [NoWorker("none is ready")]
+    case.streams[0].fail(WorkerStalled("worker w0 has sent nothing"))
+    assert case.client.json["error"]["code"] == "worker_stalled"
+    assert "w0" in case.client.json["error"]["message"]
 
 
 async def test_queue_limit_counts_anew_for_another_worker() -> None:

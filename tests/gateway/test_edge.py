@@ -11,7 +11,7 @@ import pytest
 
 from gateway.exchange import ABORT_EXTENSION
 from gateway.outlet import ReaderLimits
-from pipeline.errors import EngineRejected
+from pipeline.errors import Draining, EngineRejected
 from tests.gateway.answering import until
 from tests.gateway.asgi import Request
 from tests.gateway.serving import CHAT, RAW, chat, raw, service
@@ -141,3 +141,16 @@ async def test_a_client_that_does_not_read_its_error_is_cut() -> None:
         await request.run(made)
         assert cut == [True]
         assert made.lines[0]["status"] == 400
+
+
+async def test_a_body_that_does_not_end_is_refused_when_the_server_cuts() -> None:
+    async with service() as made:
+        request = Request(CHAT, b"{")
+        request.keep_open()
+        task = request.start(made)
+        await until(lambda: request.num_received == 2)
+        assert len(made.flow.in_progress) == 1
+        made.flow.cut(Draining())
+        await asyncio.wait_for(task, 5)
+        assert (request.client.status, request.client.json["error"]["code"]) == (503, "draining")
+        assert not made.flow.in_progress

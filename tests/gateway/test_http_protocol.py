@@ -234,13 +234,17 @@ async def test_a_body_that_never_ends_after_its_answer_is_cut() -> None:
 
 
 H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n"
+WEBSOCKET = b"connection: Upgrade\r\nupgrade: websocket\r\n"
 
 
 @pytest.mark.parametrize(
     "body", [b"content-length: 5\r\n\r\nhello", b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"]
 )
-async def test_an_offer_of_http2_is_ignored_and_the_body_still_read_at_any_split(body: bytes) -> None:
-    request = b"POST /echo HTTP/1.1\r\nhost: x\r\n" + H2C + body
+@pytest.mark.parametrize("offer", [H2C, WEBSOCKET], ids=["http2", "websocket"])
+async def test_an_offer_of_another_protocol_is_ignored_and_the_body_still_read_at_any_split(
+    offer: bytes, body: bytes
+) -> None:
+    request = b"POST /echo HTTP/1.1\r\nhost: x\r\n" + offer + body
     async with serving() as port, connection(port) as (reader, writer):
         for split in range(len(request)):
             writer.write(request[:split])

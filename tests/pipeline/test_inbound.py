@@ -186,3 +186,22 @@ def test_prompt_longer_than_the_context_is_refused(text: ModelText) -> None:
         with pytest.raises(ContextTooLong) as caught:
             finish(inbound, request)
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize("action", ["block", "mask", "redact", "flag"])
+def test_rules_see_the_text_of_prompts_that_are_ids(action: str) -> None:
+    """Ids cannot be rewritten, so whatever would have to be is blocked."""
+    text = ModelText.from_files(model_files())
+    rules = Patterns(load_rules(f"- {{id: r, match: 黄片, action: {action}}}", "rules.yaml"))
+    inbound = Inbound(text, INFO, InboundOptions(rules=rules))
+    ids = text.tokenizer.encode("看黄片吗", add_special_tokens=False).ids
+    clean = text.tokenizer.encode("看看", add_special_tokens=False).ids
+    assert isinstance(inbound.start(completion(clean), 0.0), Ready)
+    if action == "flag":
+        ready = inbound.start(completion(clean, ids), 0.0)
+        assert isinstance(ready, Ready)
+        assert [hit.rule_id for hit in ready.hits] == ["r"]
+    else:
+        with pytest.raises(ContentBlocked) as blocked:
+            inbound.start(completion(clean, ids), 0.0)
+        assert (blocked.value.rule_id, blocked.value.param) == ("r", "prompt[1]")
