@@ -103,7 +103,7 @@ def set_up(level: str) -> None:
         make_venv(engine)
         install(level, engine)
         write_stamps(level, key)
-        print(f"  ready, {time.monotonic() - start_s:.0f} s in all", flush=True)
+        print(f"  set up in {time.monotonic() - start_s:.0f} s", flush=True)
 
 
 def stamp_key() -> str:

@@ -239,7 +239,9 @@ class RemoteWorker:
             return
         self._has_ended = True
         if reason != self.reason:
-            logger.warning("worker %s: %s", self.key, reason)
+            # A worker that was never there is still starting, as under `serve`.
+            level = logging.WARNING if self.num_connects else logging.INFO
+            logger.log(level, "worker %s: %s", self.key, reason)
         self._advance(event, reason)
 
     def _advance(self, event: str, reason: str) -> None:

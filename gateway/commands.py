@@ -13,7 +13,7 @@ from gateway.listen import ListenError
 from gateway.settings import Settings
 from gateway.settings_load import SettingsError, load
 
-RULE_PROBLEMS: Final = (RuleError, OSError, UnicodeDecodeError)
+RULE_PROBLEMS: Final = (RuleError, OSError)
 
 
 def with_settings(flags: Mapping[str, Any], run: Callable[[Settings], int]) -> int:

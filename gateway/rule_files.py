@@ -11,9 +11,13 @@ from filters.rules import RuleError, RuleSet, load_rules
 def read_rules(path: Path, action: str) -> RuleSet:
     """The rules of one file; `action` is what a plain word list does.
 
-    Raises `RuleError`, `OSError`, `UnicodeDecodeError`.
+    Raises `RuleError`, `OSError`.
     """
-    return load_rules(path.expanduser().read_text(encoding="utf-8"), str(path), action)
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RuleError(str(path), 1, f"not UTF-8 at byte {error.start}") from error
+    return load_rules(text, str(path), action)
 
 
 def read_all_rules(paths: Sequence[str], action: str) -> RuleSet:

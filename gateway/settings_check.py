@@ -13,6 +13,9 @@ def check_together(settings: Settings) -> Iterator[str]:
     """One line for each problem."""
     yield from _pairs(settings)
     yield from _addresses(settings)
+    model = settings.engine.model
+    if model is not None and model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        yield f"model: {model!r} is not allowed (there is no such folder)"
     for path in settings.text.rules:
         if not Path(path).expanduser().is_file():
             yield f"rules: {path!r} is not allowed (there is no such file)"

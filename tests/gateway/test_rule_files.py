@@ -46,7 +46,7 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_all_rules([str(tmp_path / "none.txt")], "mask")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(RuleError, match=r"bytes\.txt:1: not UTF-8 at byte 0"):
         read_all_rules([str(tmp_path / "bytes.txt")], "mask")
 
 

@@ -286,3 +286,9 @@ def test_a_gateways_certificate_without_an_authority_is_refused() -> None:
     flags = {"worker": ["tcp://a:1"], "link_certfile": __file__, "link_keyfile": __file__}
     assert "link_certfile: a gateway needs link_cafile too" in "".join(problems(flags))
     load({**flags, "link_cafile": __file__})
+
+
+def test_a_model_folder_must_be_there(tmp_path: Path) -> None:
+    load({"model": str(tmp_path)})
+    load({"model": "org/name"})  # for vLLM to find
+    assert "there is no such folder" in "".join(problems({"model": str(tmp_path / "absent")}))
