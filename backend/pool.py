@@ -126,7 +126,8 @@ class WorkerPool:
             if worker.welcome is None or model in worker.welcome.model_names
         )
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none configured"
-        return NoWorker(f"No worker of the model {model[:200]!r} is ready (workers: {told}).")
+        # Without the name: nobody may know it, and then it is a client's text, which no log may hold.
+        return NoWorker(f"No worker of this model is ready (workers: {told}).")
 
 
 def _not_silent(clients: list[LinkClient]) -> list[LinkClient]:
