@@ -36,7 +36,7 @@ class AnswerLimits:
     queue_s: float = 60.0  # from the submission to the first token
     stall_s: float = 30.0  # between two tokens
     request_s: float = 600.0  # all of it
-    hold_s: float = 2.0  # text held by a filter
+    hold_s: float = 2.0  # text held by a filter while tokens come
     slow_reader_s: float = 30.0  # a client that does not read
     heartbeat_s: float = 5.0  # silence before a comment is sent
 

@@ -202,7 +202,9 @@ class Text:
     max_hold_chars: Annotated[
         int, About("raw characters that a filter may hold", "characters", at_least=1)
     ] = 256
-    max_hold_s: Annotated[float, About("time that a filter may hold text", "s", above=0)] = 2.0
+    max_hold_s: Annotated[
+        float, About("time that a filter may hold text while tokens come", "s", above=0)
+    ] = 2.0
     control_characters: Annotated[
         Literal["reject", "strip", "keep"],
         About("what happens to control characters in a prompt but tab, line ends, and NUL, which is refused"),
