@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gateway.settings import ALL, Settings
+from gateway.settings import Settings
+from gateway.settings_field import ALL
 from gateway.settings_table import Setting, table
 from gateway.settings_text import by_topic, written
 
@@ -94,7 +95,8 @@ def add_flags(parser: argparse.ArgumentParser, rows: Iterable[Setting]) -> None:
     for topic, members in by_topic(rows).items():
         group = parser.add_argument_group(topic)
         for row in members:
-            if row.name != "engine_args":  # on the command line it is what follows `--`
+            # engine_args are what follows `--`.
+            if row.name != "engine_args" and not row.about.file_only:
                 group.add_argument(row.flag, *row.about.flags, dest=row.name, help=_help(row), **_action(row))
 
 

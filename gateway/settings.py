@@ -1,10 +1,11 @@
 """The settings: every name, type, default, unit and help text, as frozen groups of fields.
 
 Where a value comes from (flags, HEADRACE_* variables, the YAML file) and whether it is good is decided in
-`gateway/settings_load.py`. This module imports nothing heavy, so that `headrace --help` stays quick.
+`gateway/settings_load.py`; the worker's groups are in `gateway/settings_worker.py`. This module imports
+nothing heavy, so that `headrace --help` stays quick.
 
 One name everywhere: the field `queue_limit_s` is the flag `--queue-limit-s`, the variable
-`HEADRACE_QUEUE_LIMIT_S` and the YAML key `queue_limit_s`.
+`HEADRACE_QUEUE_LIMIT_S` and the YAML key `queue_limit_s`. Settings that are structures are YAML keys only.
 """
 
 from __future__ import annotations
@@ -13,33 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
+from gateway.prompt_settings import WarmPrompt
+from gateway.settings_field import ALL, BOTH, EDGE, GATEWAY, About
+from gateway.settings_worker import Engine, Scripted
+from pipeline.prompt_templates import PromptTemplate
+
 ENV_PREFIX: Final = "HEADRACE_"
 # Read by the set-up scripts and the tests, not by the program.
 OTHER_VARIABLES: Final = ("HEADRACE_PYTHON", "HEADRACE_ENGINE", "HEADRACE_TORCH_INDEX", "HEADRACE_TEST_")
 MASK: Final = "********"
-
-SERVE: Final = "serve"
-GATEWAY: Final = "gateway"
-WORKER: Final = "worker"
-EDGE: Final = frozenset({SERVE, GATEWAY})
-ENGINE: Final = frozenset({SERVE, WORKER})
-BOTH: Final = frozenset({GATEWAY, WORKER})
-ALL: Final = frozenset({SERVE, GATEWAY, WORKER})
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a field's type and default do not say. `commands` None means those of the group."""
-
-    help: str
-    unit: str = ""
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    secret: bool = False
-    is_file: bool = False  # must exist when the process starts
-    flags: tuple[str, ...] = ()  # further spellings: what vLLM or uvicorn call it
-    commands: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,80 +195,26 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """The worker and its engine."""
+class Prompts:
+    """Prompts that the gateway knows before they come, and what it does with those that are too long."""
 
-    TOPIC: ClassVar = "Worker"
-    COMMANDS: ClassVar = ENGINE
+    TOPIC: ClassVar = "Prompts"
+    COMMANDS: ClassVar = EDGE
 
-    model: Annotated[
-        str | None, About("model folder or hub name; without it the embedded model is served")
-    ] = None
-    served_model_name: Annotated[tuple[str, ...], About("name that clients use; repeat for several")] = ()
-    max_model_len: Annotated[
-        int | None, About("context length, if shorter than the model's", "tokens", at_least=1)
-    ] = None
-    listen: Annotated[
-        str,
-        About(
-            "where the worker takes gateways: tcp://HOST:PORT or unix:///PATH", commands=frozenset({WORKER})
-        ),
-    ] = "tcp://127.0.0.1:7400"
-    metrics_host: Annotated[str, About("address of the worker's own /metrics and /health")] = "127.0.0.1"
-    metrics_port: Annotated[
-        int,
-        About(
-            "port of the worker's own /metrics and /health; 0 takes a free one",
-            "port",
-            at_least=0,
-            at_most=65535,
-        ),
-    ] = 0
-    max_waiting: Annotated[
-        int, About("requests without a first token that the worker takes", "requests", at_least=0)
-    ] = 1024
-    engine_path: Annotated[
-        Literal["auto", "steps", "generate"],
-        About("how tokens leave vLLM: step batches, its generate(), or the first where it works"),
-    ] = "auto"
-    engine_args: Annotated[
-        tuple[str, ...], About("vLLM engine arguments; on the command line everything after `--`")
+    templates: Annotated[
+        tuple[PromptTemplate, ...],
+        About("named prompt templates with slots; only in the configuration file", file_only=True),
     ] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Scripted:
-    """The scripted worker, which makes tokens without a model: for tests, load tests and simulations."""
-
-    TOPIC: ClassVar = "Scripted worker"
-    COMMANDS: ClassVar = ENGINE
-
-    scripted: Annotated[bool, About("make deterministic tokens without a model")] = False
-    tokenizer: Annotated[str | None, About("folder with the tokenizer that the scripted worker serves")] = (
-        None
-    )
-    script: Annotated[
-        Path | None,
-        About("file with its answers: a JSON list or object (.json), else one answer a line", is_file=True),
-    ] = None
-    step_ms: Annotated[float, About("time of one step", "ms", at_least=0)] = 20.0
-    jitter_ms: Annotated[float, About("random part of a step's time", "ms", at_least=0)] = 0.0
-    prefill_ms_per_1k: Annotated[float, About("prefill time per 1,000 prompt tokens", "ms", at_least=0)] = 5.0
-    max_running: Annotated[int, About("requests that run at the same time", "requests", at_least=1)] = 4096
-    block_size: Annotated[int, About("block of its simulated prefix cache", "tokens", at_least=1)] = 16
-    seed: Annotated[int, About("seed of its tokens", "number", at_least=0)] = 0
-    die_after_tokens: Annotated[
-        int | None, About("fault: the engine dies after so many", "tokens", at_least=0)
-    ] = None
-    stall_after_tokens: Annotated[
-        int | None, About("fault: nothing is sent after so many", "tokens", at_least=0)
-    ] = None
-    garbage_after_tokens: Annotated[
-        int | None, About("fault: a garbage frame after so many", "tokens", at_least=0)
-    ] = None
-    slow_write_bytes_per_s: Annotated[
-        float | None, About("fault: the link is written this slowly", "bytes/s", above=0)
-    ] = None
+    warm: Annotated[
+        tuple[WarmPrompt, ...],
+        About(
+            "prompts that workers keep in their prefix cache; only in the configuration file", file_only=True
+        ),
+    ] = ()
+    context_policy: Annotated[
+        Literal["error", "drop_oldest", "middle_out"],
+        About("what happens to a chat that is too long; a request can say otherwise"),
+    ] = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,5 +227,6 @@ class Settings:
     link: Link = Link()
     limits: Limits = Limits()
     text: Text = Text()
-    engine: Engine = Engine()
-    scripted: Scripted = Scripted()
+    prompts: Prompts = Prompts()
+    engine: Engine = field(default_factory=Engine)
+    scripted: Scripted = field(default_factory=Scripted)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backend.address import AddressError, parse_address
+from gateway.prompt_settings import check_warm
 from gateway.settings import Settings
 
 
@@ -13,6 +14,7 @@ def check_together(settings: Settings) -> Iterator[str]:
     """One line for each problem."""
     yield from _pairs(settings)
     yield from _addresses(settings)
+    yield from check_warm(settings.prompts.warm, settings.prompts.templates)
     model = settings.engine.model
     if model is not None and model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
         yield f"model: {model!r} is not allowed (there is no such folder)"

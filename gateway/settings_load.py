@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -28,6 +28,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from gateway.prompt_settings import plain_templates, plain_warm, read_templates, read_warm
 from gateway.settings import ENV_PREFIX, MASK, OTHER_VARIABLES, Settings
 from gateway.settings_check import check_together
 from gateway.settings_table import Setting, table, values
@@ -35,6 +36,10 @@ from gateway.settings_text import allowed, shown
 
 _SIZE: Final = re.compile(r"(\d{1,18})\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
 _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30}
+_RICH: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] = {  # to and from plain values
+    "templates": (read_templates, plain_templates),
+    "warm": (read_warm, plain_warm),
+}
 
 
 class SettingsError(Exception):
@@ -67,7 +72,7 @@ def load(flags: Mapping[str, Any] | None = None) -> Loaded:
     try:
         settings = _grouped(model(**flags))
     except ValidationError as error:
-        problems += [_problem(each, sources) for each in error.errors()]
+        problems += [line for each in error.errors() for line in _problems(each, sources)]
         raise SettingsError(problems) from None
     settings = _read_secret(settings, problems)
     problems += check_together(settings)
@@ -88,6 +93,7 @@ def plain(settings: Settings) -> dict[str, Any]:
     """All values as JSON types, secrets included: for a child process, by a private pipe only."""
     given = values(settings)
     given["config"] = given["link_secret_file"] = None  # both are resolved
+    given |= {name: to_plain(given[name]) for name, (_, to_plain) in _RICH.items()}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
@@ -120,6 +126,8 @@ def _model(in_file: Mapping[str, Any]) -> type[BaseSettings]:
 
 def _annotation(row: Setting) -> Any:
     """The field's pydantic type, with the table's bounds."""
+    if row.about.file_only:
+        return Annotated[Any, BeforeValidator(_RICH[row.name][0])]
     if row.choices or row.kind is bool:
         return row.type
     if row.is_list:
@@ -248,7 +256,7 @@ def _without_content(error: Exception) -> str:
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    known = {row.env_name for row in table()}
+    known = {row.env_name for row in table() if not row.about.file_only}
     for name in environ:
         if name.startswith(ENV_PREFIX) and not name.startswith(OTHER_VARIABLES) and name not in known:
             yield f"unknown variable {name}{_did_you_mean(name, known)}"
@@ -259,12 +267,14 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _problem(error: Any, sources: Mapping[str, str]) -> str:
-    """One line for one of pydantic's errors. Its own text is used only where the table has nothing better."""
+def _problems(error: Any, sources: Mapping[str, str]) -> Iterator[str]:
+    """The lines for one of pydantic's errors. Its own text is used where the table has nothing better."""
     name = str(error["loc"][0])
     row = {row.name: row for row in table()}[name]
+    source = sources.get(name, "default")
+    if row.about.file_only:  # these name their entry themselves
+        yield from (source.removesuffix(name) + line for line in error["ctx"]["error"].problems)
+        return
     value = MASK if row.about.secret else shown(error["input"])
     missing = " (there is no such file)" if "no such file" in error["msg"] else ""
-    return (
-        f"{name} ({sources.get(name, 'default')}): {value} is not allowed{missing}; it must be {allowed(row)}"
-    )
+    yield f"{name} ({source}): {value} is not allowed{missing}; it must be {allowed(row)}"

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from gateway.settings import ENV_PREFIX, About, Settings
+from gateway.settings import ENV_PREFIX, Settings
+from gateway.settings_field import About
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,10 @@ def shown(value: Any) -> str:
     """A value as an error or a listing shows it: on one line, bounded, passwords in addresses masked."""
     text = _PASSWORD.sub(rf"\1{MASK}", value if isinstance(value, str) else str(value))
     text = repr(text) if isinstance(value, str) else text
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
 
 
@@ -65,6 +69,8 @@ def written(row: Setting, value: Any) -> str:
         return ""
     if row.about.secret:
         return ", ".join([MASK] * (len(value) if row.is_list else 1))
+    if row.about.file_only:
+        return _bounded(", ".join(map(str, value)))
     if row.is_list:
         is_command = row.name == "engine_args"
         return shown_plain(shlex.join(_masked(value)) if is_command else ", ".join(value))

@@ -46,6 +46,24 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateUse:
+    """A named prompt template of the configuration, and what goes into its slots."""
+
+    name: str
+    variables: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What a context policy left out of a prompt that was too long."""
+
+    policy: str
+    num_messages: int
+    num_tokens: int
+    num_characters: int = 0  # cut out of one text
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """Hop 1 of a chat: the validated body. Every string leaf in it is untrusted."""
 
@@ -58,6 +76,8 @@ class ChatRequest:
     chat_template_kwargs: Mapping[str, Json] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    template: TemplateUse | None = None  # its messages come before `messages`
+    context_policy: str | None = None  # None: the gateway's default
 
 
 @dataclass(frozen=True, slots=True)

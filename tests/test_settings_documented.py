@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import ALL
+from gateway.settings_field import ALL
 from gateway.settings_table import Setting, table
 from gateway.settings_text import markdown
 
