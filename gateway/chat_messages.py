@@ -176,27 +176,12 @@ def _bad_part(kind: object, param: str) -> InvalidRequest:
 def _to_tool_call(call: ToolCall, param: str, max_depth: int) -> dict[str, Any]:
     if call.type != "function":
         raise InvalidRequest(f"'{param}.type' must be 'function', got {show(call.type)}.", f"{param}.type")
-    arguments = _arguments(call.function.arguments)
-    check_depth(arguments, max_depth, f"{param}.function.arguments")
+    check_depth(call.function.arguments, max_depth, f"{param}.function.arguments")
     return {
         "id": call.id,
-        "function": {"arguments": arguments, "name": call.function.name},
+        "function": {"arguments": call.function.arguments, "name": call.function.name},
         "type": "function",
     }
-
-
-def _arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
-    """The arguments as an object, which is what templates expect.
-
-    Malformed ones become an empty object, as in vLLM: they are a model's own output, and refusing them would
-    refuse every later turn of that conversation.
-    """
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
-            return {}
-    return arguments if isinstance(arguments, dict) else {}
 
 
 def to_tools(tools: list[Tool] | None, max_depth: int) -> list[dict[str, Any]] | None:

@@ -15,17 +15,26 @@ from jinja2 import nodes
 @dataclass(frozen=True, slots=True)
 class ContentFormat:
     """`takes_parts`: the template loops over content parts. `takes_strings`: it says itself what to do with a
-    string (`content is string`), or knows nothing but strings."""
+    string (`content is string`), or knows nothing but strings. `keeps_null`: it asks whether an assistant's
+    content is null (`content is none`), where others fail on null and get an empty text."""
 
     takes_parts: bool
     takes_strings: bool
+    keeps_null: bool = False
 
 
 def detect(template: nodes.Template) -> ContentFormat:
     """The content format of a parsed template."""
     takes_parts = any(True for _ in _loops_over_content(template))
     tests_for_string = any(test.name == "string" for test in template.find_all(nodes.Test))
-    return ContentFormat(takes_parts, takes_strings=tests_for_string or not takes_parts)
+    return ContentFormat(takes_parts, tests_for_string or not takes_parts, _asks_for_null(template))
+
+
+def _asks_for_null(template: nodes.Template) -> bool:
+    return any(
+        test.name == "none" and (_names(test.node) == "content" or _member(test.node, "content") is not None)
+        for test in template.find_all(nodes.Test)
+    )
 
 
 def _loops_over_content(template: nodes.Template) -> Iterator[nodes.For]:

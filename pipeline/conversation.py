@@ -7,7 +7,7 @@ here renders, and no text is changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pipeline.content_format import ContentFormat
@@ -26,11 +26,19 @@ PART_SEPARATOR: Final = "\n"  # between text parts, where a template takes strin
 
 
 def conversation(
-    messages: Sequence[Mapping[str, Json]], content_format: ContentFormat, knows_developer: bool
+    messages: Sequence[Mapping[str, Json]],
+    content_format: ContentFormat,
+    knows_developer: bool,
+    arguments_as_text: bool = False,
 ) -> list[dict[str, Any]]:
-    """The messages for a template. Raises `InvalidRequest` naming the message for a content it can't take."""
+    """The messages for a template. Raises `InvalidRequest` naming the message for a content it can't take.
+
+    `arguments_as_text`: the template joins tool arguments to text (DeepSeek-V3's does), so they stay JSON in
+    a string.
+    """
+    arguments = _arguments_text if arguments_as_text else _arguments
     return [
-        _message(message, f"messages[{index}]", content_format, knows_developer)
+        _message(message, f"messages[{index}]", content_format, knows_developer, arguments)
         for index, message in enumerate(messages)
     ]
 
@@ -69,7 +77,11 @@ def _texts(parts: list[Json], path: str) -> Iterator[str]:
 
 
 def _message(
-    message: Mapping[str, Json], path: str, content_format: ContentFormat, knows_developer: bool
+    message: Mapping[str, Json],
+    path: str,
+    content_format: ContentFormat,
+    knows_developer: bool,
+    arguments: Callable[[Json], Json],
 ) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
@@ -77,7 +89,9 @@ def _message(
     prepared: dict[str, Any] = {"role": role if knows_developer or role != "developer" else "system"}
     prepared["content"] = _content(message.get("content"), f"{path}.content", role, content_format)
     if role == "assistant":
-        _add_assistant_fields(prepared, message, path)
+        _add_assistant_fields(prepared, message, path, arguments)
+        if content_format.keeps_null and message.get("content") is None and "tool_calls" in prepared:
+            prepared["content"] = None
     if role == "tool" and "tool_call_id" in message:
         prepared["tool_call_id"] = message["tool_call_id"]
     if isinstance(message.get("name"), str):
@@ -96,7 +110,9 @@ def _content(
     return [{"type": "text", "text": text} for text in texts]
 
 
-def _add_assistant_fields(prepared: dict[str, Any], message: Mapping[str, Json], path: str) -> None:
+def _add_assistant_fields(
+    prepared: dict[str, Any], message: Mapping[str, Json], path: str, arguments: Callable[[Json], Json]
+) -> None:
     """Tool calls, and reasoning under both of its names, since templates differ."""
     reasoning = message.get("reasoning", message.get("reasoning_content"))
     if reasoning is not None:
@@ -107,14 +123,16 @@ def _add_assistant_fields(prepared: dict[str, Any], message: Mapping[str, Json],
     where = f"{path}.tool_calls"
     if not isinstance(tool_calls, list):
         raise InvalidRequest(f"{where} must be a list, not {_kind(tool_calls)}.", where)
-    prepared["tool_calls"] = [_tool_call(call, f"{where}[{i}]") for i, call in enumerate(tool_calls)]
+    prepared["tool_calls"] = [
+        _tool_call(call, f"{where}[{i}]", arguments) for i, call in enumerate(tool_calls)
+    ]
 
 
-def _tool_call(call: Json, path: str) -> dict[str, Any]:
+def _tool_call(call: Json, path: str, arguments: Callable[[Json], Json]) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or call.get("type", "function") != "function":
         raise InvalidRequest(f"{path} must be a tool call of type 'function'.", path)
-    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+    return {**call, "function": {**function, "arguments": arguments(function.get("arguments"))}}
 
 
 def _arguments(arguments: Json) -> Mapping[str, Json]:
@@ -125,6 +143,13 @@ def _arguments(arguments: Json) -> Mapping[str, Json]:
         except (ValueError, RecursionError):
             return {}
     return arguments if isinstance(arguments, Mapping) else {}
+
+
+def _arguments_text(arguments: Json) -> str:
+    """A string as the client sent it; an object as JSON; what is neither as an empty object."""
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments if isinstance(arguments, Mapping) else {}, ensure_ascii=False)
 
 
 def _kind(value: Json) -> str:

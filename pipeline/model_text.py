@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 
+from pipeline.controls import control_strings
 from pipeline.encoding import Encoder
-from pipeline.rendering import ChatTemplate
+from pipeline.rendering import ChatTemplate, template_literals
+from pipeline.template_probe import examine, is_segmentable
 from pipeline.vocabulary import Vocabulary
 
 TOKENIZER: Final = "tokenizer.json"
@@ -41,18 +44,25 @@ class ModelText:
     encoder: Encoder
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None  # None: the model takes raw prompts only
+    tool_template: ChatTemplate | None  # the model's own for requests with tools, if it has one
+    is_segmentable: bool  # the ids of a rendered chat are those of its segments, so they can be kept
+    fingerprint: str  # of all that decides which ids a segment has
     eos_ids: frozenset[int]
+
+    def template_for(self, tools: object) -> ChatTemplate | None:
+        """The chat template for a request with these tools, or none."""
+        return self.tool_template if tools and self.tool_template is not None else self.chat_template
 
     @property
     def special_ids(self) -> frozenset[int]:
         return self.vocabulary.special_ids
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> ModelText:
+    def from_files(cls, files: Mapping[str, bytes], chat_template: str | None = None) -> ModelText:
         """Build it from file name -> bytes (`FILES`; only tokenizer.json must be there).
 
-        Takes 0.5 to 1.5 s for a large vocabulary. Raises `ValueError` naming the file that is missing or
-        broken.
+        `chat_template` replaces the model's own. Takes 0.5 to 2 s for a large vocabulary. Raises `ValueError`
+        naming the file that is missing or broken.
         """
         if TOKENIZER not in files:
             raise ValueError(
@@ -61,12 +71,21 @@ class ModelText:
         config = _load(files, TOKENIZER_CONFIG)
         special_tokens = _special_tokens(_load(files, SPECIAL_TOKENS_MAP) | config)
         tokenizer = _tokenizer(files[TOKENIZER], config)
-        source = _template_source(files, config)
+        sources = {"default": chat_template} if chat_template else _template_sources(files, config)
+        literals = [literal for source in sources.values() for literal in template_literals(source)]
+        controls = control_strings(tokenizer, literals)
+        encoder = Encoder(tokenizer, controls)
+        templates = {name: ChatTemplate(source, special_tokens, controls) for name, source in sources.items()}
+        for template in templates.values():
+            examine(template)
         return cls(
             tokenizer=tokenizer,
-            encoder=Encoder(tokenizer),
+            encoder=encoder,
             vocabulary=Vocabulary(tokenizer),
-            chat_template=None if source is None else ChatTemplate(source, special_tokens),
+            chat_template=templates.get("default"),
+            tool_template=templates.get("tool_use"),
+            is_segmentable=all(is_segmentable(template, encoder) for template in templates.values()),
+            fingerprint=_fingerprint(files[TOKENIZER], config, controls.ids),
             eos_ids=_eos_ids(files, tokenizer, special_tokens),
         )
 
@@ -117,19 +136,27 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
-    """The file of its own, else the one in the configuration; of several named ones the default."""
+def _template_sources(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
+    """The file of its own, else the ones in the configuration, by name."""
     if CHAT_TEMPLATE in files:
         try:
-            return files[CHAT_TEMPLATE].decode()
+            return {"default": files[CHAT_TEMPLATE].decode()}
         except UnicodeDecodeError as error:
             raise ValueError(f"{CHAT_TEMPLATE} is not UTF-8: {error}") from error
     source = config.get("chat_template")
     if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        named = {entry["name"]: entry["template"] for entry in source}
+        return {name: named[name] for name in ("default", "tool_use") if name in named}
     if source is not None and not isinstance(source, str):
         raise ValueError(f"chat_template in {TOKENIZER_CONFIG} must be a string, not {type(source).__name__}")
-    return source
+    return {} if source is None else {"default": source}
+
+
+def _fingerprint(tokenizer: bytes, config: Mapping[str, Any], controls: Mapping[str, int]) -> str:
+    """Equal ids for equal segments: tokenizer, tokens added to it, control strings."""
+    digest = blake2b(tokenizer, digest_size=16)
+    digest.update(json.dumps([config.get("added_tokens_decoder"), sorted(controls.items())]).encode())
+    return digest.hexdigest()
 
 
 def _eos_ids(
