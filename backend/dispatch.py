@@ -12,36 +12,45 @@ from backend import link
 from backend.fault_log import log_fault
 from backend.link import Abort, Closed, Delta, Error, LinkError
 from backend.slots import ABORTING, LIVE, Slot, SlotTable
-from backend.uploads import Uploads
+from backend.uploads import Parts, Uploads
 from pipeline.errors import EngineDied, EngineFault, EngineRejected, HeadraceError, QueueFull, WorkerLost
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, FirstToken, TokenLogprobs
 
 
 class Dispatch:
-    """Gives `write` the frames to send; `worker` is the name for errors, set anew when it is known."""
+    """Gives `write` the frames to send, in parts; `worker` is the name for errors, set anew when it is known.
 
-    def __init__(self, worker: str, write: Callable[[bytearray], None]) -> None:
+    What `write` is given it takes over: the parts may be views of a buffer that is used again when they are
+    gone.
+    """
+
+    def __init__(self, worker: str, write: Callable[[Parts], None]) -> None:
         self.worker = worker
         self.slots = SlotTable()
         self._uploads = Uploads()
         self._write = write
         self._is_paused = False
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of prompts that were copied on their way to the transport; those of long ones are not."""
+        return self._uploads.copied_bytes
+
     # -- out -----------------------------------------------------------------------------------------------
 
-    def submit(self, call: EngineCall, sink: Sink) -> Slot:
+    def submit(self, call: EngineCall, sink: Sink, is_background: bool = False) -> Slot:
         """Start a choice. Raises `QueueFull` when every slot is taken, and what `Uploads.start` raises."""
-        slot = self.slots.allocate(call, sink)
+        slot = self.slots.allocate(call, sink, is_background)
         try:
-            frame = self._uploads.start(slot.number, slot.generation, call)
+            parts = self._uploads.start(slot.number, slot.generation, call)
         except HeadraceError:
             self.slots.release(slot, "unsent")
             raise
-        if frame is None:
+        if parts is None:
             self._send_pieces()
         else:
-            self._write(frame)
+            self._write(parts)
         return slot
 
     def abort(self, slot: Slot, generation: int) -> None:
@@ -52,7 +61,7 @@ class Dispatch:
             self.slots.release(slot, "unsent")
             return
         self.slots.abort(slot)
-        self._write(link.encode(Abort([(slot.number, generation)])))
+        self._write((link.encode(Abort([(slot.number, generation)])),))
 
     def pause(self) -> None:
         """The connection's buffer is full: long prompts wait."""
@@ -63,8 +72,8 @@ class Dispatch:
         self._send_pieces()
 
     def _send_pieces(self) -> None:
-        while not self._is_paused and (part := self._uploads.take_piece()) is not None:
-            self._write(part)
+        while not self._is_paused and (parts := self._uploads.take_piece()) is not None:
+            self._write(parts)
 
     # -- in ------------------------------------------------------------------------------------------------
 
@@ -143,7 +152,7 @@ class Dispatch:
 
     def fail_all(self, error: EngineFault) -> None:
         """The link is over: every live choice fails with this error."""
-        self._uploads = Uploads()
+        self._uploads.clear()
         for slot in self.slots.occupied():
             self._fail(slot, "lost", error)
 

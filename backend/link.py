@@ -112,7 +112,7 @@ class Submit(Frame):
 
 
 class Piece(Frame):
-    """A part of a long prompt, before its SUBMIT."""
+    """A part of a long prompt, before its SUBMIT. `ids` stays the last field: see `piece_head`."""
 
     slot: Slot
     generation: Generation
@@ -214,6 +214,9 @@ KINDS: Final[dict[type[Frame], int]] = {
     FilePiece: FILE,
 }
 _encode_into = msgspec.msgpack.Encoder().encode_into
+_NO_BYTES: Final = msgspec.msgpack.encode(b"")
+_BYTES_HEADER: Final = struct.Struct(">BI")  # msgpack's `bin 32`
+_BYTES_32: Final = 0xC6
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(frame) for frame, kind in KINDS.items()}
 
 
@@ -223,6 +226,14 @@ def encode(frame: Frame) -> bytearray:
     _encode_into(frame, buffer, HEADER_BYTES)
     HEADER.pack_into(buffer, 0, len(buffer) - HEADER_BYTES, KINDS[type(frame)])
     return buffer
+
+
+def piece_head(slot: int, generation: int, num_bytes: int) -> bytes:
+    """A PIECE frame up to its ids: `num_bytes` of them follow as they are, from wherever they lie."""
+    head = encode(Piece(slot, generation, b""))
+    head[-len(_NO_BYTES) :] = _BYTES_HEADER.pack(_BYTES_32, num_bytes)
+    HEADER.pack_into(head, 0, len(head) - HEADER_BYTES + num_bytes, PIECE)
+    return bytes(head)
 
 
 def decode(kind: int, payload: bytes | memoryview) -> Any:

@@ -30,6 +30,7 @@ from backend.link import (
 )
 from backend.silence import Silence
 from backend.slots import Slot, SlotTable
+from backend.uploads import Parts
 from pipeline.errors import EngineFault, WorkerLost, WorkerStalled
 from pipeline.ports import Sink
 from pipeline.values import EngineCall
@@ -109,6 +110,11 @@ class LinkClient(asyncio.Protocol):
         return self._dispatch.slots
 
     @property
+    def copied_bytes(self) -> int:
+        """Bytes of prompts copied in this process on their way to this worker's transport, so far."""
+        return self._dispatch.copied_bytes
+
+    @property
     def is_open(self) -> bool:
         """Whether calls can be submitted."""
         return self._phase == "open"
@@ -127,15 +133,16 @@ class LinkClient(asyncio.Protocol):
 
     # -- calls ---------------------------------------------------------------------------------------------
 
-    def submit(self, call: EngineCall, sink: Sink) -> LinkHandle:
-        """Start a choice. The sink is called from the event loop, never from inside.
+    def submit(self, call: EngineCall, sink: Sink, is_background: bool = False) -> LinkHandle:
+        """Start a choice. The sink is called from the event loop, never from inside. One in the background
+        does not count as load (`SlotTable.allocate`).
 
         Raises `WorkerLost` when the connection is over, `QueueFull` when every slot is taken,
         `InvalidRequest` for sampling values that cannot travel.
         """
         if self._phase != "open":
             raise WorkerLost(f"worker {self.worker} is not connected")
-        return LinkHandle(self, self._dispatch.submit(call, sink))
+        return LinkHandle(self, self._dispatch.submit(call, sink, is_background))
 
     def abort(self, slot: Slot, generation: int) -> None:
         """End the choice that had this slot and generation; nothing happens if it is over."""
@@ -239,9 +246,17 @@ class LinkClient(asyncio.Protocol):
     def _file(self, piece: FilePiece) -> None:
         self._files.receive(piece)
 
-    def _write(self, frame: bytearray) -> None:
-        if self._phase != "closed":
-            self._transport.write(frame)
+    def _write(self, parts: Parts) -> None:
+        """uvloop keeps views of what it could not send yet, and lets go of each when it is sent or lost.
+
+        asyncio joins the parts, a copy of one piece, before Python 3.12.
+        """
+        if self._phase == "closed":
+            return
+        if len(parts) == 1:
+            self._transport.write(parts[0])
+        else:
+            self._transport.writelines(parts)
 
 
 _HANDLERS: Final[dict[tuple[str, type], Any]] = {

@@ -24,7 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.outbound import Outbound
 from pipeline.ports import Engine
-from pipeline.values import EngineCall, FinishReason, FirstToken, Prompt
+from pipeline.values import EngineCall, FinishReason, FirstToken
 
 COMPLETE: Final = "complete"
 
@@ -63,6 +63,7 @@ class Answer:
         self._limits = limits
         self._choices: list[Choice] = []
         self._num_open = 0
+        self._prompts: list[int] = []  # per choice the number of its prompt
         self._new_prompts: set[int] = set()  # without a first token
         self._started_s = record.started_s
         self._written_s = record.started_s
@@ -72,21 +73,25 @@ class Answer:
         """Submit every call. Raises what the engine raises for one, with nothing left running."""
         self._choices = [Choice(self, index, call, make) for index, call in enumerate(calls)]
         self._num_open = self.record.num_choices = len(calls)
-        self._new_prompts = {id(call.prompt) for call in calls}
+        numbers: dict[int, int] = {}
+        self._prompts = [numbers.setdefault(id(call.prompt), len(numbers)) for call in calls]
+        self._new_prompts = set(self._prompts)
         try:
             for choice in self._choices:
                 choice.submit(self.engine)
         except BaseException:
             self._abort_all()
             self.is_ended = True
+            for choice in self._choices:
+                choice.let_go()
             raise
         self.record.worker = self._choices[0].worker
 
-    def on_first(self, prompt: Prompt, first: FirstToken | None, now_s: float) -> None:
+    def on_first(self, index: int, first: FirstToken | None, now_s: float) -> None:
         """The first token of a choice. The first of all opens the response."""
-        record = self.record
-        if first is not None and id(prompt) in self._new_prompts:
-            self._new_prompts.remove(id(prompt))  # its other choices find the cache filled by the first
+        record, prompt = self.record, self._prompts[index]
+        if first is not None and prompt in self._new_prompts:
+            self._new_prompts.remove(prompt)  # its other choices find the cache filled by the first
             record.cached_tokens += first.cached_tokens
         if record.first_token_s is None:
             record.first_token_s = now_s
@@ -179,3 +184,4 @@ class Answer:
             self.is_ended = True
             for choice in self._choices:
                 choice.report(record, self.metrics)
+                choice.let_go()

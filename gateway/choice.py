@@ -15,7 +15,7 @@ from gateway.writers import Writer
 from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost, WorkerStalled
 from pipeline.outbound import FINISH, Outbound
 from pipeline.ports import Engine, Handle
-from pipeline.values import EngineCall, FinishReason, FirstToken, Prompt, TokenLogprobs
+from pipeline.values import EngineCall, FinishReason, FirstToken, TokenLogprobs
 
 
 class Owner(Protocol):
@@ -29,7 +29,7 @@ class Owner(Protocol):
     @property
     def observe_gap(self) -> Callable[[float], None]: ...
 
-    def on_first(self, prompt: Prompt, first: FirstToken | None, now_s: float) -> None: ...
+    def on_first(self, index: int, first: FirstToken | None, now_s: float) -> None: ...
 
     def on_choice_end(self, finish: FinishReason, now_s: float) -> None: ...
 
@@ -59,7 +59,8 @@ class Choice:
     def __init__(self, answer: Owner, index: int, call: EngineCall, make: Callable[[], Outbound]) -> None:
         self._answer = answer
         self._index = index
-        self._call = call
+        # For a second submission, and no longer: it keeps the prompt's buffer from going to another request.
+        self._call: EngineCall | None = call
         self._make = make
         self._outbound = make()
         self._has_text = False  # something was written
@@ -79,8 +80,15 @@ class Choice:
         return self.handle.worker if self.handle is not None else ""
 
     def submit(self, engine: Engine) -> None:
+        assert self._call is not None, "the call was let go of"
         self.waits_since_s = None
         self.handle = engine.submit(self._call, self)
+        if self._is_second:
+            self._call = None
+
+    def let_go(self) -> None:
+        """It will not be submitted again."""
+        self._call = None
 
     def tokens(
         self,
@@ -98,7 +106,7 @@ class Choice:
             self.failed(EngineFailed(f"The engine ended the request with the reason {finish!r}."))
             return
         if first is not None or self.last_s is None:
-            answer.on_first(self._call.prompt, first, now_s)
+            answer.on_first(self._index, first, now_s)
         else:
             answer.observe_gap(now_s - self.last_s)
         self.last_s = now_s
@@ -106,7 +114,8 @@ class Choice:
         answer.record.output_tokens += len(ids)
         text = outbound.feed(ids, finish, stop, logprobs)
         if text:
-            self._has_text = True
+            if not self._has_text:
+                self._first_text()
             if outbound.logprobs:
                 self._write_with_logprobs(text)
             else:
@@ -159,15 +168,24 @@ class Choice:
         if text and self._outbound.logprobs:
             self._write_with_logprobs(text)
         elif text:
-            self._has_text = True
+            if not self._has_text:
+                self._first_text()
             self._answer.writer.text(self._index, text)
 
     def _write_with_logprobs(self, text: str) -> None:
-        self._has_text = self._has_text or bool(text)
+        if text and not self._has_text:
+            self._first_text()
         entries, self._outbound.logprobs = self._outbound.logprobs, []
         self._answer.writer.text_with_logprobs(self._index, text, entries)
 
+    def _first_text(self) -> None:
+        """From here on only a writer that keeps all text until the end makes a second submission possible."""
+        self._has_text = True
+        if not self._answer.writer.take_back(self._index):  # there is nothing yet: only a question
+            self.let_go()
+
     def _end(self, now_s: float) -> None:
+        self.let_go()
         outbound = self._outbound
         if outbound.ended_here and self.handle is not None:
             self.handle.abort()

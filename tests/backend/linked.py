@@ -46,6 +46,16 @@ def make_call(
     return EngineCall(model, Prompt(ids, len(prompt), affinity), sampling, max_tokens)
 
 
+def is_lent(buffer: bytearray) -> bool:
+    """Whether some memoryview of the buffer is alive: the pool's own check, a change of its size."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return True
+    del buffer[-1]
+    return False
+
+
 class RecordingSink:
     """Remembers all that it is told; `ended` is done with the finish or the error."""
 

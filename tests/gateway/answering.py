@@ -210,9 +210,8 @@ class Engine:
         return stream
 
 
-def call(max_tokens: int = 8) -> EngineCall:
-    ids = memoryview(b"\1\0\0\0" * 5)
-    return EngineCall(MODEL, Prompt(ids, 5, 0), {}, max_tokens)
+def call(max_tokens: int = 8, prompt: Prompt | None = None) -> EngineCall:
+    return EngineCall(MODEL, prompt or Prompt(memoryview(b"\1\0\0\0" * 5), 5, 0), {}, max_tokens)
 
 
 class Case:
@@ -251,8 +250,9 @@ class Case:
         self._stops = stops
         self._num_choices = num_choices
 
-    def start(self) -> Case:
-        self.answer.start([call() for _ in range(self._num_choices)], self._make)
+    def start(self, prompt: Prompt | None = None) -> Case:
+        """Submit; each choice has a prompt of its own, unless one is given for all."""
+        self.answer.start([call(prompt=prompt) for _ in range(self._num_choices)], self._make)
         return self
 
     def _make(self) -> Outbound:

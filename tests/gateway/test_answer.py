@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from filters.rules import Rule
@@ -16,7 +18,8 @@ from pipeline.errors import (
     WorkerLost,
     WorkerStalled,
 )
-from pipeline.values import FirstToken
+from pipeline.values import FirstToken, Prompt
+from tests.backend.linked import is_lent
 from tests.gateway.answering import Case, call, ids_of, turns
 
 MASK = Rule("m", ("敏感词",), "mask", replacement="*")
@@ -245,6 +248,76 @@ async def test_an_answer_that_is_not_streamed_is_resubmitted_after_text_too() ->
     assert len(choices[0]["logprobs"]["content"]) == len(ids_of("new"))
     tokens = len(ids_of("new")) + 1 + len(ids_of("done")) + 1
     assert case.client.json["usage"]["completion_tokens"] == tokens
+
+
+# -- how long a prompt's buffer stays lent -------------------------------------------------------------------
+
+
+class Lent:
+    """A case whose prompt lies in a pooled buffer. The engine has let go of each call that it took."""
+
+    def __init__(self, **options: Any) -> None:
+        self.buffer = bytearray(b"\1\0\0\0" * 5)
+        self.case = Case(**options)
+        self.case.start(Prompt(memoryview(self.buffer).toreadonly(), 5, 0))
+        self.forget()
+
+    def forget(self) -> None:
+        for stream in self.case.streams:
+            stream.call = call()
+
+    @property
+    def is_lent(self) -> bool:
+        return is_lent(self.buffer)
+
+
+async def test_buffer_is_lent_until_the_first_text_of_every_choice() -> None:
+    lent = Lent(num_choices=2)
+    lent.case.streams[0].say("a")
+    lent.case.streams[1].say([0])  # no text yet: a lost worker would cost nothing
+    assert lent.is_lent
+    lent.case.streams[1].say("b")
+    assert not lent.is_lent
+
+
+async def test_buffer_is_lent_while_a_filter_holds_all_text() -> None:
+    lent = Lent(rules=[MASK])
+    lent.case.streams[0].say("敏感")
+    assert lent.is_lent
+    lent.case.streams[0].say("觉")
+    assert not lent.is_lent
+
+
+async def test_buffer_is_lent_to_the_end_of_an_answer_that_is_not_streamed() -> None:
+    lent = Lent(stream=False)
+    lent.case.streams[0].say("a")
+    assert lent.is_lent
+    lent.case.streams[0].say("b", "stop")
+    assert not lent.is_lent
+
+
+async def test_buffer_is_free_once_a_call_was_submitted_for_the_second_time() -> None:
+    lent = Lent()
+    lent.case.streams[0].fail(WorkerLost("gone"))
+    assert lent.is_lent  # by the second engine
+    lent.forget()
+    assert not lent.is_lent
+    lent.case.streams[1].say("Hello", "stop")
+    assert lent.case.client.text() == "Hello"
+
+
+@pytest.mark.parametrize("end", ["fail", "gone", "timeout"])
+async def test_buffer_is_free_when_the_answer_ends_before_any_text(end: str) -> None:
+    lent = Lent()
+    if end == "fail":
+        lent.case.answer.fail(EngineFailed("broken"))
+    elif end == "gone":
+        lent.case.answer.client_gone("closed")
+    else:
+        lent.case.later(0.0)
+        lent.case.later(1000.0)
+    assert lent.case.answer.is_ended
+    assert not lent.is_lent
 
 
 @pytest.mark.parametrize("error", [NoWorker("none left"), QueueFull("full"), WorkerLost("closing")], ids=str)
