@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,14 +24,15 @@ logger = logging.getLogger(__name__)
 
 QUIET_LIMIT_S: Final = 3.0  # heartbeats come once a second
 
-__all__ = ["ClientLimits", "PoolSettings", "WorkerPool", "WorkerStatus"]
+__all__ = ["ClientLimits", "PoolSettings", "RemoteWorker", "WorkerPool", "WorkerStatus"]
 
 
 class WorkerPool:
     """`pipeline.ports.Engine` over workers.
 
     `on_model(info, files)` is awaited before the first worker of a model becomes ready, with the model's
-    files by name. `rng` jitters reconnects. A worker that is listed twice is a `ValueError`.
+    files by name. `rng` jitters reconnects. `on_change` is called with each worker that has become ready or
+    is no longer. A worker that is listed twice is a `ValueError`.
     """
 
     def __init__(
@@ -40,12 +41,15 @@ class WorkerPool:
         settings: PoolSettings,
         on_model: OnModel,
         rng: random.Random | None = None,
+        on_change: Callable[[RemoteWorker], None] = lambda worker: None,
     ) -> None:
         if len(set(addresses)) != len(addresses):
             raise ValueError(f"a worker is listed twice: {', '.join(map(str, addresses))}")
         self._catalog = Catalog(on_model)
         rng = rng or random.Random()
-        self._workers = [RemoteWorker(address, settings, self._catalog, rng) for address in addresses]
+        self._workers = [
+            RemoteWorker(address, settings, self._catalog, rng, on_change) for address in addresses
+        ]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import random
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,9 @@ from backend.link import Stats, Welcome
 from backend.link_client import ClientLimits, LinkClient, open_link
 from backend.model_cache import ModelCache
 from backend.slots import SlotTable
-from pipeline.errors import EngineFault, WorkerStalled
+from pipeline.errors import EngineFault, WorkerLost, WorkerStalled
+from pipeline.ports import Handle, Sink
+from pipeline.values import EngineCall
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +97,18 @@ class WorkerStatus:
 
 
 class RemoteWorker:
-    """Keeps one worker linked. `client` and `welcome` are of the present connection, or the last one."""
+    """Keeps one worker linked. `client` and `welcome` are of the present connection, or the last one.
+
+    `on_change` is called with it whenever it has become ready, or is no longer; it must not raise.
+    """
 
     def __init__(
-        self, address: Address, settings: PoolSettings, catalog: Catalog, rng: random.Random
+        self,
+        address: Address,
+        settings: PoolSettings,
+        catalog: Catalog,
+        rng: random.Random,
+        on_change: Callable[[RemoteWorker], None] = lambda worker: None,
     ) -> None:
         self.address = address
         self.key = str(address)
@@ -110,6 +121,7 @@ class RemoteWorker:
         self._catalog = catalog
         self._cache = ModelCache(settings.cache_dir)
         self._rng = rng
+        self._on_change = on_change
         self._num_dropped = 0  # on earlier connections
         self._has_ended = False  # the present connection, or the attempt at one
 
@@ -135,6 +147,15 @@ class RemoteWorker:
         if self.state is not READY or welcome is None or client is None or not client.is_open:
             return None
         return client if model in welcome.model_names else None
+
+    def submit_background(self, call: EngineCall, sink: Sink) -> Handle:
+        """Give this very worker a call that does not count as load, for routing or for the queue bounds.
+
+        Raises `WorkerLost` when it is not ready, and what `LinkClient.submit` raises.
+        """
+        if self.state is not READY or self.client is None:
+            raise WorkerLost(f"worker {self.key} is {self.state}")
+        return self.client.submit(call, sink, is_background=True)
 
     def has_room(self, slots: SlotTable, num_tokens: int) -> bool:
         """Whether a prompt of this length may join those that wait here. A single one always may."""
@@ -245,8 +266,10 @@ class RemoteWorker:
         self._advance(event, reason)
 
     def _advance(self, event: str, reason: str) -> None:
-        self.state = LIFECYCLE[self.state][event]
+        before, self.state = self.state, LIFECYCLE[self.state][event]
         self.reason = reason
+        if before is not self.state and READY in (before, self.state):
+            self._on_change(self)
 
     def _backoff_s(self, num_failures: int) -> float:
         """Twice as long after each failure, and jittered, so that many gateways do not come back at once."""

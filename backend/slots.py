@@ -69,16 +69,24 @@ class SlotTable:
         self._free: list[Slot] = []
         self._next_generation = 1
 
-    def allocate(self, call: EngineCall, sink: Sink) -> Slot:
-        """A slot for a new stream. Raises `QueueFull` when every number is taken."""
+    def allocate(self, call: EngineCall, sink: Sink, is_background: bool = False) -> Slot:
+        """A slot for a new stream. Raises `QueueFull` when every number is taken.
+
+        A background one is a live request, but neither waits nor weighs in the sums: no user is refused or
+        sent elsewhere because of it.
+        """
         slot = self._free.pop() if self._free else self._grow()
         slot.state = LIFECYCLE[slot.state]["submit"]
         slot.generation = slot.live_generation = self._next_generation
         self._next_generation += 1
         slot.sink, slot.tokens = sink, sink.tokens
+        self.num_requests += 1
+        if is_background:
+            slot.prompt_tokens = slot.output_tokens = 0
+            slot.is_waiting = False
+            return slot
         slot.prompt_tokens, slot.output_tokens = call.prompt.num_tokens, call.max_tokens
         slot.is_waiting = True
-        self.num_requests += 1
         self.num_waiting += 1
         self.waiting_tokens += slot.prompt_tokens
         self.outstanding_tokens += slot.prompt_tokens + slot.output_tokens

@@ -99,6 +99,8 @@ class Metrics:
         )
         name = "headrace_stage_seconds"
         self.stage = make(name, "Time in one of our own stages.", STAGE_BUCKETS_S, "stage")
+        name = "headrace_warmup_seconds"
+        self.warmup = make(name, "Time of one warm-up, its wait in the engine included.", requests)
         help_ = "Prompt and output tokens per request."
         sizes, name = SIZE_BUCKETS_TOKENS, "gen_ai_client_token_usage"
         self.tokens = make(name, help_, sizes, MODEL_LABEL, "gen_ai_token_type")
@@ -112,6 +114,10 @@ class Metrics:
         self.hits = make("headrace_rule_hits", "Content rule hits.", "rule", "direction", "action")
         help_ = "Choices sent to another worker after theirs was lost."
         self.resubmitted = make("headrace_resubmitted", help_)
+        help_ = "Warm prompts put into a worker's prefix cache, by what made it necessary."
+        self.warmups = make("headrace_warmups", help_, "worker", "reason")
+        help_ = "Attempts to warm a prompt that failed."
+        self.warmup_failures = make("headrace_warmup_failures", help_, "worker")
         help_ = "Characters that a filter let go undecided at one of its bounds."
         self.leaks = make("headrace_released_at_bound_characters", help_)
 
@@ -132,6 +138,8 @@ class Metrics:
             name: make(f"headrace_worker_{name}", help_, "livemostrecent", "worker")
             for name, help_ in WORKER_GAUGES.items()
         }
+        help_ = "Warm prompts of a worker by their state, of one gateway process."
+        self.warm_prompts = make("headrace_warm_prompts", help_, "livemostrecent", "worker", "state")
         help_ = "Tokens sent to the worker and not yet answered, by this gateway."
         self.worker_outstanding = make("headrace_worker_outstanding_tokens", help_, "livesum", "worker")
 

@@ -70,6 +70,7 @@ def _scripted_options(settings: Settings) -> ScriptedOptions:
         max_running=scripted.max_running,
         max_waiting=engine.max_waiting,
         block_size=scripted.block_size,
+        kv_tokens=scripted.kv_tokens,
         seed=scripted.seed,
         script=scripted.script,
         faults=Faults(

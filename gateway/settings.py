@@ -211,6 +211,14 @@ class Prompts:
             "prompts that workers keep in their prefix cache; only in the configuration file", file_only=True
         ),
     ] = ()
+    warm_before_ready: Annotated[
+        bool, About("/ready waits until the first workers have tried every warm prompt")
+    ] = False
+    warm_ready_limit_s: Annotated[float, About("longest that /ready waits for that", "s", above=0)] = 60.0
+    rewarm_interval_s: Annotated[
+        float,
+        About("least time between two warm-ups of a prompt on a worker that has evicted it", "s", above=0),
+    ] = 10.0
     context_policy: Annotated[
         Literal["error", "drop_oldest", "middle_out"],
         About("what happens to a chat that is too long; a request can say otherwise"),

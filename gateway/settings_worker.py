@@ -71,6 +71,7 @@ class Scripted:
     prefill_ms_per_1k: Annotated[float, About("prefill time per 1,000 prompt tokens", "ms", at_least=0)] = 5.0
     max_running: Annotated[int, About("requests that run at the same time", "requests", at_least=1)] = 4096
     block_size: Annotated[int, About("block of its simulated prefix cache", "tokens", at_least=1)] = 16
+    kv_tokens: Annotated[int, About("tokens that this cache holds", "tokens", at_least=1)] = 4_194_304
     seed: Annotated[int, About("seed of its tokens", "number", at_least=0)] = 0
     die_after_tokens: Annotated[
         int | None, About("fault: the engine dies after so many", "tokens", at_least=0)

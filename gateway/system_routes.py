@@ -20,6 +20,7 @@ from gateway.error_body import error_response
 from gateway.frames import json_bytes
 from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
+from gateway.warmup import Warmup
 from pipeline.errors import BadKey, HeadraceError, InvalidRequest, UnknownModel
 
 
@@ -33,12 +34,14 @@ class SystemRoutes:
         metrics: Metrics,
         publish: Callable[[], None],
         is_draining: Callable[[], bool],
+        warmup: Warmup | None = None,
     ) -> None:
         self._pool = pool
         self._keys = keys
         self._metrics = metrics
         self._publish = publish  # brings the gauges up to date
         self._is_draining = is_draining
+        self._warmup = warmup
 
     def routes(self) -> Sequence[Route]:
         return (
@@ -56,11 +59,15 @@ class SystemRoutes:
 
     async def ready(self, request: Request) -> Response:
         """200 when requests can be served; `?verbose` says why or why not."""
-        is_draining = self._is_draining()
-        is_ready = not is_draining and bool(self._pool.models())
+        is_draining, warmup = self._is_draining(), self._warmup
+        is_warming = warmup is not None and warmup.holds_ready()
+        is_ready = not is_draining and not is_warming and bool(self._pool.models())
         body: dict[str, Any] = {"ready": is_ready, "draining": is_draining}
+        if is_warming:
+            body["warming"] = True
         if "verbose" in request.query_params:
             body["workers"] = [asdict(status) for status in self._pool.statuses()]
+            body["warm"] = warmup.report() if warmup is not None else []
         return _json(body, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
