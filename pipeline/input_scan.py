@@ -1,95 +1,227 @@
 """Hop 3, second half: the rules on what a client sends.
 
-The parts of one message are scanned as they are, and joined without anything between them, so that a word
-cut into two parts is found whatever the template puts between parts. Every other string that can reach the
-prompt is scanned by itself. Mask and redact rules change the text that the model sees, not names that other
-fields refer to.
+The parts of one message are scanned as the template joins them, and joined without anything between them, so
+that a word cut into two parts is found whatever the template puts between parts. Every other string that can
+reach the prompt is scanned by itself. Mask and redact rules change the text that the model sees, not names
+that other fields refer to.
+
+Texts that were scanned before are not scanned again (`seen_texts.py`): an old chat costs its new text, and is
+rewritten the same every turn. A scan pauses between slices, for the caller to let others run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Generator, Iterable, Mapping
 from itertools import accumulate
 from typing import Final
 
 from filters.hit import Hit
 from filters.patterns import Patterns
 from filters.rules import REWRITES
-from filters.scan import scan
+from filters.scan import SLICE_CHARS, ScanResult, scan, scan_in_slices
 from pipeline.errors import ContentBlocked
 from pipeline.leaves import Request, replaced, untrusted
-from pipeline.values import ChatRequest, Json
+from pipeline.seen_texts import SeenTexts
+from pipeline.values import ChatRequest, CompletionRequest, Json
+
+__all__ = ["SeenTexts", "scan_ids", "scan_request"]
 
 _KNOWN_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Other fields refer to these, and templates compare them: scanned, never rewritten.
 _NAMES: Final = frozenset({"role", "type", "id", "tool_call_id", "name"})
+_SHORT_SCAN_CHARS: Final = 64  # a scan of nothing takes as long as one of so many characters
 
 
-def scan_request(request: Request, rules: Patterns, separator: str = "") -> tuple[Request, tuple[Hit, ...]]:
-    """The request as the model may see it, and what was found, offsets counted within each text.
+def scan_request(
+    request: Request, rules: Patterns, separator: str = "", seen: SeenTexts | None = None
+) -> Generator[None, None, tuple[Request, tuple[Hit, ...]]]:
+    """A generator that pauses, and returns the request as the model may see it and what was found.
 
-    `separator` is what the template puts between content parts. Raises `ContentBlocked` with the rule's id
-    at the first block.
+    `separator` is what the template puts between content parts; `seen`, if given, is the memory of these
+    very rules. Offsets count within each text. Raises `ContentBlocked` with the rule's id at the first block.
     """
     if not len(rules):
         return request, ()
-    scanner = _RequestScanner(rules, separator, "messages" if isinstance(request, ChatRequest) else "prompt")
-    fields = {name: scanner.value(value) for name, value in untrusted(request).items()}
-    if not scanner.has_rewritten:
-        return request, tuple(scanner.hits)
-    return replaced(request, fields), tuple(scanner.hits)
+    texts = _texts_of(request, separator)
+    param = "messages" if isinstance(request, ChatRequest) else "prompt"
+    found = yield from _scan_all(texts, rules, param, seen)
+    if not found:
+        return request, ()
+    rewriter = _Rewriter(found, separator)
+    fields = {
+        name: rewriter.messages(value) if name == "messages" else rewriter.value(value)
+        for name, value in untrusted(request).items()
+    }
+    if not rewriter.has_rewritten:
+        return request, tuple(rewriter.hits)
+    return replaced(request, fields), tuple(rewriter.hits)
 
 
-def scan_ids(text: str, rules: Patterns, param: str) -> tuple[Hit, ...]:
-    """What is found in the text of a prompt that came as token ids.
+def scan_ids(
+    text: str, rules: Patterns, param: str, seen: SeenTexts | None = None
+) -> Generator[None, None, tuple[Hit, ...]]:
+    """A generator that pauses, and returns what is found in the text of a prompt that came as token ids.
 
     Ids cannot be rewritten, so a mask or redact rule blocks here too. Raises `ContentBlocked`.
     """
-    result = scan(text, rules)
-    if result.blocked_by is not None:
-        raise ContentBlocked(result.blocked_by, param)
+    if not len(rules):
+        return ()
+    result = (yield from _scan_all([text], rules, param, seen)).get(text)
+    if result is None:
+        return ()
     if result.text != text:
         raise ContentBlocked(next(hit.rule_id for hit in result.hits if hit.action in REWRITES), param)
     return result.hits
 
 
-class _RequestScanner:
-    """One request's scan."""
+def _scan_all(
+    texts: Iterable[str], rules: Patterns, param: str, seen: SeenTexts | None
+) -> Generator[None, None, dict[str, ScanResult]]:
+    """The results of all texts in which something is found. Raises `ContentBlocked`."""
+    found: dict[str, ScanResult] = {}
+    if seen is not None and seen.rules is not rules:
+        raise ValueError("these texts were scanned under other rules")
+    num_chars = 0
+    for text in texts if seen is None else seen.look_up(texts, found):
+        if len(text) > SLICE_CHARS:
+            result = yield from scan_in_slices(text, rules)
+        else:
+            result = scan(text, rules)
+            num_chars += len(text) + _SHORT_SCAN_CHARS
+            if num_chars > SLICE_CHARS:
+                num_chars = 0
+                yield
+        if result.blocked_by is not None:
+            raise ContentBlocked(result.blocked_by, param)
+        if seen is not None:
+            seen.add(text, result)
+        if result.num_hits:
+            found[text] = result
+    return found
 
-    def __init__(self, rules: Patterns, separator: str, param: str) -> None:
-        self._rules = rules
+
+def _texts_of(request: ChatRequest | CompletionRequest, separator: str) -> dict[str, None]:
+    """All texts that are scanned, each once."""
+    texts: dict[str, None] = {}
+    keys: set[str] = set()
+    for name, value in untrusted(request).items():
+        if name != "messages":
+            _collect([value], texts, keys)
+            continue
+        stack = []
+        for message in value:
+            content = message.get("content")
+            if isinstance(content, list):
+                texts |= dict.fromkeys(_joined(content, separator))
+                message = {**message, "content": None}
+            stack.append(message)
+        _collect(stack, texts, keys)
+    return texts | dict.fromkeys(sorted(keys - _NAMES))
+
+
+def _collect(stack: list[Json], texts: dict[str, None], keys: set[str]) -> None:
+    """Adds the strings within the values of `stack`, which is used up."""
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            keys.update(node)
+            for key, child in node.items():
+                if not isinstance(child, str):
+                    stack.append(child)
+                elif key in _NAMES:
+                    if child not in _KNOWN_ROLES:
+                        texts[child] = None
+                elif key == "arguments" and (decoded := _decoded(child)) is not None:
+                    stack.append(decoded)
+                else:
+                    texts[child] = None
+        elif isinstance(node, str):
+            texts[node] = None
+        elif isinstance(node, list | tuple):
+            stack += node
+
+
+def _joined(parts: list[Json], separator: str) -> tuple[str, ...]:
+    """The texts of content parts as one: as the template joins them, and with nothing in between."""
+    texts = list(map(_text_of, parts))
+    joined = separator.join(texts)
+    return (joined, "".join(texts)) if separator and len(texts) > 1 else (joined,)
+
+
+def _text_of(part: Json) -> str:
+    """A content part's text, whichever key holds it; nothing for an image."""
+    if isinstance(part, str):
+        return part
+    texts = (part.get(key) for key in ("text", "refusal", "thinking")) if isinstance(part, dict) else ()
+    return next((text for text in texts if isinstance(text, str)), "")
+
+
+def _decoded(arguments: str) -> Json:
+    """A tool call's arguments, if escapes may hide something in them: templates print what they stand for."""
+    if "\\" not in arguments:
+        return None
+    try:
+        decoded = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    return decoded if isinstance(decoded, dict | list) else None
+
+
+class _Rewriter:
+    """Walks over one request as `_texts_of` does, with what was found in its texts."""
+
+    def __init__(self, found: Mapping[str, ScanResult], separator: str) -> None:
+        self._found = found
         self._separator = separator
-        self._param = param
         self.hits: list[Hit] = []
         self.has_rewritten = False
+
+    def messages(self, messages: Iterable[Mapping[str, Json]]) -> list[Json]:
+        """A chat's messages."""
+        return [
+            {
+                key: self._parts(child)
+                if key == "content" and isinstance(child, list)
+                else self._field(key, child)
+                for key, child in message.items()
+            }
+            for message in messages
+        ]
 
     def value(self, value: Json) -> Json:
         """A value, rewritten where the rules say so."""
         if isinstance(value, str):
             return self._text(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return {key: self._field(key, child) for key, child in value.items()}
         if isinstance(value, list | tuple):
             return [self.value(child) for child in value]
         return value
 
     def _field(self, key: str, value: Json) -> Json:
-        if key == "content" and isinstance(value, list):
-            return self._parts(value)
         if key not in _NAMES:
-            self._found(key)
+            self._note(key)
+        if not isinstance(value, str):
             return self.value(value)
-        if isinstance(value, str) and value not in _KNOWN_ROLES:
-            self._found(value)
-        return value
+        if key in _NAMES:
+            if value not in _KNOWN_ROLES:
+                self._note(value)
+            return value
+        if key == "arguments" and (decoded := _decoded(value)) is not None:
+            rewritten = self.value(decoded)
+            return value if rewritten == decoded else json.dumps(rewritten, ensure_ascii=False)
+        return self._text(value)
 
     def _parts(self, parts: list[Json]) -> list[Json]:
         """Content parts, scanned as one text. If a rule rewrites it, the first text part has all of it."""
+        self._note("content")
         texts = list(map(_text_of, parts))
-        text = self._text(self._separator.join(texts))
+        joined = self._separator.join(texts)
+        text = self._text(joined)
         if self._separator and len(texts) > 1:
             text = self._across(texts) or text
-        if text == self._separator.join(texts):
+        if text == joined:
             return parts
         others = [part for part in parts if not _text_of(part)]
         return [{"type": "text", "text": text}, *others]
@@ -97,31 +229,26 @@ class _RequestScanner:
     def _across(self, texts: list[str]) -> str | None:
         """Texts scanned with nothing between: the rewritten text if a hit crosses a border, else None."""
         num_hits, joined = len(self.hits), "".join(texts)
-        rewritten = self._text(joined)
+        rewritten = self._note(joined)
         borders = list(accumulate(map(len, texts)))[:-1]
         crossing = [hit for hit in self.hits[num_hits:] if any(hit.start < at < hit.end for at in borders)]
         self.hits[num_hits:] = crossing  # the others are known already
-        return rewritten if crossing and rewritten != joined else None
+        if not crossing or rewritten == joined:
+            return None
+        self.has_rewritten = True
+        return rewritten
 
     def _text(self, text: str) -> str:
-        rewritten = self._found(text)
+        rewritten = self._note(text)
         if rewritten != text:
             self.has_rewritten = True
         return rewritten
 
-    def _found(self, text: str) -> str:
-        """Scan a text and note its hits; returns the text as the rules leave it."""
-        result = scan(text, self._rules)
+    def _note(self, text: str) -> str:
+        """Note what was found in a text; returns the text as the rules leave it."""
+        result = self._found.get(text)
+        if result is None:
+            return text
         self.hits += result.hits
-        if result.text is None:
-            assert result.blocked_by is not None, "only a block leaves no text"
-            raise ContentBlocked(result.blocked_by, self._param)
+        assert result.text is not None, "a blocked text ends the scan"
         return result.text
-
-
-def _text_of(part: Json) -> str:
-    """A content part's text, whichever key holds it; nothing for an image."""
-    if isinstance(part, str):
-        return part
-    texts = (part.get(key) for key in ("text", "refusal", "thinking")) if isinstance(part, Mapping) else ()
-    return next((text for text in texts if isinstance(text, str)), "")

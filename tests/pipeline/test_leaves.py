@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import InvalidRequest
 from pipeline.leaves import find, leaves, mapped, replaced, untrusted
 from tests.pipeline.requests import chat, completion
 
@@ -14,6 +15,18 @@ VALUE = {"a": ["b", {"c": "d", "e": [3, None, True, "f"]}], "g": ("h",)}
 
 def test_all_strings_are_leaves_and_keys_too() -> None:
     assert sorted(leaves(VALUE)) == list("abcdefgh")
+
+
+def test_a_value_that_is_no_container_has_itself() -> None:
+    assert leaves("a") == ["a"]
+    assert leaves(None) == leaves(3) == leaves([]) == []
+
+
+def test_more_values_than_allowed_are_refused_with_the_limit() -> None:
+    num_values = 2 + 2 + 2 + 4 + 1  # a key and its value are one
+    leaves({"x": VALUE["a"], "g": VALUE["g"]}, num_values)
+    with pytest.raises(InvalidRequest, match=r"limit is 10"):
+        leaves({"x": VALUE["a"], "g": VALUE["g"]}, 10)
 
 
 def test_mapped_changes_every_string_and_nothing_else() -> None:
