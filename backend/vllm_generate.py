@@ -12,7 +12,14 @@ from typing import Any
 
 from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
-from backend.vllm_request import engine_prompt, is_slow, refusal, sampling_params
+from backend.vllm_request import (
+    LONG_LIST_TOKENS,
+    engine_prompt,
+    is_slow,
+    prompt_ids,
+    refusal,
+    sampling_params,
+)
 
 
 class GeneratePath:
@@ -76,9 +83,10 @@ class GeneratePath:
 
     async def _prepare(self, job: Job) -> tuple[Any, Any]:
         def prepare() -> tuple[Any, Any]:
-            return engine_prompt(self._llm, job), sampling_params(job.sampling, self._vocab_size)
+            prompt = engine_prompt(self._llm, job, prompt_ids(job.ids))
+            return prompt, sampling_params(job.sampling, self._vocab_size)
 
-        return await asyncio.to_thread(prepare) if is_slow(job) else prepare()
+        return await asyncio.to_thread(prepare) if is_slow(job, LONG_LIST_TOKENS) else prepare()
 
     async def _stream(self, key: Key, prompt: Any, params: Any, priority: int) -> None:
         request_id = str(next(self._numbers))

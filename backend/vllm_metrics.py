@@ -86,15 +86,18 @@ class StepRecorder:
         if self._iteration is not None:
             self._iteration.update_from_output(item, step_s, is_first, figures, self._lora_states, None)
 
-    def finished(self, item: Any, request: Any, num_cached_tokens: int, figures: Any) -> None:
+    def finished(
+        self, item: Any, num_prompt_tokens: int, params: Any, num_cached_tokens: int, figures: Any
+    ) -> None:
+        """A request's last output. `params` are its SamplingParams."""
         iteration = self._iteration
         if iteration is None:
             return
         iteration.update_from_finished_request(
             finish_reason=item.finish_reason,
             request_id=item.request_id,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            max_tokens_param=request.sampling_params.max_tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens_param=params.max_tokens,
             req_stats=figures,
             num_cached_tokens=num_cached_tokens,
         )

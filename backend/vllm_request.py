@@ -9,16 +9,19 @@ from __future__ import annotations
 import array
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from backend.ports import Job
 
-# 0.04 us per id to unpack, and more to check and pack for the engine: longer prompts than this are prepared
-# in a thread, so that no engine step waits for them.
-LONG_PROMPT_TOKENS: Final = 4096
+# Longer prompts than these are prepared in a thread, so that no engine step waits for them. A list costs
+# 0.02 us per id to make and vLLM as much to check; an id that is only packed costs 0.0007 us.
+LONG_LIST_TOKENS: Final = 4096
+LONG_PACKED_TOKENS: Final = 256 << 10
+_ARRAY_32: Final = 0xDD  # msgpack's names for what it packs
+_UINT_32: Final = 0xCE
 _INT64: Final = range(-(2**63), 2**63)
 _MAX_MESSAGE_CHARS: Final = 500
 # Fields of SamplingParams that are not a gateway's to set: it finds stop strings and makes text itself, and
@@ -53,20 +56,54 @@ class BadJobError(ValueError):
     """The engine would not take this job; the message names the field."""
 
 
-def is_slow(job: Job) -> bool:
+def is_slow(job: Job, long_tokens: int) -> bool:
     """Whether preparing this job takes long enough to keep it off the event loop."""
-    return len(job.ids) > 4 * LONG_PROMPT_TOKENS or "structured_outputs" in job.sampling
+    return len(job.ids) > 4 * long_tokens or "structured_outputs" in job.sampling
 
 
 def prompt_ids(ids: bytes) -> list[int]:
     """Int32 little-endian bytes as a list. Raises `BadJobError` for a torn id."""
-    if len(ids) % 4:
-        raise BadJobError(f"prompt: {len(ids)} bytes are not a whole number of 4-byte ids")
+    _check_whole(ids)
     values = array.array("i")
     values.frombytes(ids)
     if sys.byteorder == "big":
         values.byteswap()
     return values.tolist()
+
+
+class Extent:
+    """Stands for a prompt's ids where vLLM checks them: it asks for their number, least and largest."""
+
+    def __init__(self, num_tokens: int, smallest: int, largest: int) -> None:
+        self._num_tokens = num_tokens
+        self._ends = smallest, largest
+
+    def __len__(self) -> int:
+        return self._num_tokens
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ends)
+
+
+def packed_ids(ids: bytes) -> tuple[Extent, msgspec.Raw]:
+    """Int32 little-endian bytes as the list of integers that they become on the way to the engine core.
+
+    vLLM makes a list, looks through it twice, and packs it into a message: 5 ms per 100,000 ids, in steps of
+    up to 2 ms in which no other thread runs. This is the same message, in 0.07 ms: every id as a `uint 32`.
+    Raises `BadJobError` for a torn id.
+    """
+    import numpy as np
+
+    _check_whole(ids)
+    values = np.frombuffer(ids, "<i4")
+    num_tokens = values.size
+    packed = np.empty(5 + 5 * num_tokens, np.uint8)
+    packed[0] = _ARRAY_32
+    packed[1:5].view(">u4")[0] = num_tokens
+    items = packed[5:].view([("type", "u1"), ("id", ">i4")])
+    items["type"], items["id"] = _UINT_32, values
+    ends = (int(values.min()), int(values.max())) if num_tokens else (0, 0)
+    return Extent(num_tokens, *ends), msgspec.Raw(packed.data)
 
 
 def sampling_params(sampling: Mapping[str, Any], vocab_size: int) -> Any:
@@ -92,32 +129,39 @@ def sampling_params(sampling: Mapping[str, Any], vocab_size: int) -> Any:
     return params
 
 
-def engine_prompt(llm: Any, job: Job) -> Any:
+def engine_prompt(llm: Any, job: Job, ids: list[int] | Extent) -> Any:
     """The prompt as vLLM's renderer gives it to its engine: ids only, nothing is tokenized."""
     from vllm.inputs import TokensPrompt
 
-    prompt = TokensPrompt(prompt_token_ids=prompt_ids(job.ids))
+    prompt = TokensPrompt(prompt_token_ids=ids)
     if job.cache_salt is not None:
         prompt["cache_salt"] = job.cache_salt
     return llm.renderer.process_for_engine(prompt, time.time())
 
 
 def engine_request(llm: Any, request_id: str, job: Job, vocab_size: int) -> Any:
-    """The `EngineCoreRequest` of a job. Raises `BadJobError`, or vLLM's own error for what it refuses."""
+    """The `EngineCoreRequest` of a job, its ids packed. Raises `BadJobError`, or what vLLM raises."""
+    extent, packed = packed_ids(job.ids)
     request = llm.input_processor.process_inputs(
         request_id,
-        engine_prompt(llm, job),
+        engine_prompt(llm, job, extent),
         sampling_params(job.sampling, vocab_size),
         supported_tasks=("generate",),
         priority=job.priority,
     )
     request.external_req_id = request_id
+    request.prompt_token_ids = packed
     return request
 
 
 def refusal(error: BaseException) -> str:
     """An exception's words, of bounded length."""
     return str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
+
+
+def _check_whole(ids: bytes) -> None:
+    if len(ids) % 4:
+        raise BadJobError(f"prompt: {len(ids)} bytes are not a whole number of 4-byte ids")
 
 
 def _check_numbers(values: Mapping[str, Any], vocab_size: int) -> None:

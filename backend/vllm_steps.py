@@ -18,7 +18,7 @@ from typing import Any, Final
 from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
 from backend.vllm_metrics import StepRecorder
-from backend.vllm_request import engine_request, is_slow, refusal
+from backend.vllm_request import LONG_PACKED_TOKENS, engine_request, is_slow, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ _SCHEDULED: Final = 2
 class StepRequest:
     """One job in the engine's hands. Mutable: touched once per token."""
 
-    __slots__ = ("figures", "is_first", "is_resent", "is_sent", "job", "key", "num_cached", "request")
+    __slots__ = ("figures", "is_first", "is_resent", "is_sent", "job", "key", "num_cached", "params")
 
     def __init__(self, key: Key, job: Job, figures: Any) -> None:
         self.key = key
         self.job = job
         self.figures = figures  # vLLM's RequestStateStats
-        self.request: Any = None  # vLLM's EngineCoreRequest, once prepared
+        self.params: Any = None  # vLLM's SamplingParams, once prepared
         self.is_first = True  # no output yet
         self.is_sent = False
         self.is_resent = False
@@ -90,7 +90,7 @@ class StepPath:
             return
         try:
             arguments = (self._llm, request_id, entry.job, self._vocab_size)
-            if is_slow(entry.job):
+            if is_slow(entry.job, LONG_PACKED_TOKENS):
                 request = await asyncio.to_thread(engine_request, *arguments)
             else:
                 request = engine_request(*arguments)
@@ -98,7 +98,7 @@ class StepPath:
             self._fail(request_id, "rejected", refusal(error))
             return
         if request_id in self._requests:
-            entry.request = request
+            entry.params = request.sampling_params
             entry.is_sent = True  # before the wait: messages to the core keep their order
             await self._core.add_request_async(request)
 
@@ -136,11 +136,12 @@ class StepPath:
             extra = _first(item, entry, step_s) if entry.is_first else None
             if item.new_logprobs is not None:
                 extra = extra or Extra()
-                extra.logprobs = _logprobs(item.new_logprobs, entry.request.sampling_params.logprobs)
+                extra.logprobs = _logprobs(item.new_logprobs, entry.params.logprobs)
             finish = None
             if item.finish_reason is not None:
                 finish = str(item.finish_reason)
-                recorder.finished(item, entry.request, entry.num_cached, entry.figures)
+                num_prompt = len(entry.job.ids) // 4
+                recorder.finished(item, num_prompt, entry.params, entry.num_cached, entry.figures)
                 del self._requests[item.request_id], self._ids[entry.key]
             outputs.append(Output(entry.key, item.new_token_ids, finish, item.stop_reason, extra))
         recorder.end(batch)

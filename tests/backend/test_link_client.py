@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import socket
 from typing import Any
 
 import pytest
+import uvloop
 
 from backend import link
 from backend.address import Address
-from backend.link import Abort, Closed, Delta, Error, Extra, FilePiece, Piece, Stats, Step, Submit, Welcome
+from backend.link import (
+    Abort,
+    Closed,
+    Delta,
+    Error,
+    Extra,
+    FilePiece,
+    Framer,
+    Piece,
+    Stats,
+    Step,
+    Submit,
+    Welcome,
+)
 from backend.link_client import ClientLimits, LinkClient
 from backend.slots import FREE
 from pipeline.errors import (
@@ -21,8 +37,8 @@ from pipeline.errors import (
     WorkerLost,
     WorkerStalled,
 )
-from pipeline.values import FirstToken, TokenLogprobs
-from tests.backend.linked import HandTransport, RecordingSink, make_call, until
+from pipeline.values import EngineCall, FirstToken, Prompt, TokenLogprobs
+from tests.backend.linked import HandTransport, RecordingSink, ids_of, is_lent, make_call, until
 
 SECRET = b"a shared secret"
 
@@ -343,6 +359,106 @@ async def test_last_word_while_a_long_prompt_is_on_its_way_drops_the_rest(
     assert worker.frames() == []
     assert isinstance(sink.ended.result(), fault)
     worker.client.close()
+
+
+def lent_call(num_pieces: int) -> tuple[bytearray, EngineCall]:
+    """A pooled buffer, and a call whose prompt is a view of it."""
+    buffer = bytearray(ids_of(range(num_pieces * link.PIECE_BYTES // 4)))
+    return buffer, EngineCall("m", Prompt(memoryview(buffer).toreadonly(), len(buffer) // 4, 0), {}, 5)
+
+
+@pytest.mark.parametrize("num_sent", range(5))
+@pytest.mark.parametrize("end", ["abort", "loss", "error", "close"])
+async def test_prompts_buffer_is_free_when_its_choice_ends_after_any_piece(num_sent: int, end: str) -> None:
+    worker = shaken()
+    worker.transport.write = paused_after_one(worker)  # type: ignore[method-assign]
+    worker.client.pause_writing()
+    buffer, call = lent_call(4)
+    handle = worker.client.submit(call, RecordingSink())
+    del call
+    for _ in range(num_sent):
+        worker.client.resume_writing()
+    sent = worker.frames()
+    assert [type(frame) for frame in sent] == [Piece, Piece, Piece, Piece, Submit][: num_sent + num_sent // 4]
+    assert is_lent(buffer) == (num_sent < 4)
+    if end == "abort":
+        handle.abort()
+    elif end == "loss":
+        worker.client.connection_lost(ConnectionResetError())
+    elif end == "error":
+        worker.send(Error(handle._slot.number, handle._slot.generation, "busy", "full"))
+    else:
+        worker.client.close()
+    assert not is_lent(buffer)
+    worker.client.close()
+
+
+async def test_choices_of_a_prompt_lend_its_buffer_until_the_last_is_sent() -> None:
+    worker = shaken()
+    worker.client.pause_writing()
+    buffer, call = lent_call(2)
+    handles = [worker.client.submit(call, RecordingSink()) for _ in range(3)]
+    del call
+    handles[1].abort()
+    assert is_lent(buffer)
+    worker.client.resume_writing()
+    assert not is_lent(buffer)
+    ids = b"".join(frame.ids for frame in worker.frames() if isinstance(frame, Piece | Submit))
+    assert ids == bytes(buffer) * 2
+    assert worker.client.copied_bytes == 0
+    worker.client.close()
+
+
+async def test_prompt_can_be_submitted_to_another_worker_after_a_loss() -> None:
+    first, second = shaken(), shaken()
+    first.transport.write = paused_after_one(first)  # type: ignore[method-assign]
+    buffer, call = lent_call(3)
+    first.client.submit(call, RecordingSink())
+    first.client.connection_lost(None)
+    assert is_lent(buffer)  # by the call
+    second.client.submit(call, RecordingSink())
+    del call
+    assert not is_lent(buffer)
+    assert b"".join(frame.ids for frame in second.frames()) == bytes(buffer)
+    second.client.close()
+
+
+async def check_reader_that_stops(end: str, has_views: bool) -> None:
+    """Over a real socket whose other end does not read: what was written but not sent."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with theirs:
+        client = LinkClient(Address(path="/nowhere"), SECRET, "g")
+        await loop.create_connection(lambda: client, sock=ours)
+        client.data_received(link.encode(link.Challenge(b"w" * 32, link.VERSION)))
+        mac = link.proof(SECRET, client._nonce, b"worker")
+        client.data_received(link.encode(Welcome(mac, "worker-1", ["m"], 1 << 20, 16, {}, "f", [], {})))
+        buffer, call = lent_call(2)
+        handle = client.submit(call, RecordingSink())
+        del call
+        assert is_lent(buffer)
+        handle.abort()
+        assert is_lent(buffer) == has_views  # uvloop keeps the piece, asyncio a copy of it
+        if end == "read":
+            theirs.setblocking(False)
+            data = b""
+            while not data.endswith(link.encode(Abort([(0, 1)]))):
+                data += await loop.sock_recv(theirs, 1 << 20)
+            sent = [frame.ids for frame in Framer().feed(data) if isinstance(frame, Piece)]
+            assert sent == [bytes(buffer)[: link.PIECE_BYTES]]
+        client.close()
+        await until(lambda: not is_lent(buffer))
+
+
+@pytest.mark.parametrize("end", ["read", "lost"])
+def test_buffer_is_free_when_the_socket_has_taken_or_lost_the_last_piece(end: str) -> None:
+    gc.disable()
+    try:
+        asyncio.run(check_reader_that_stops(end, has_views=False))
+        uvloop.run(check_reader_that_stops(end, has_views=True))
+    finally:
+        gc.enable()
 
 
 async def test_request_that_cannot_be_encoded_leaves_no_slot_behind() -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backend.ports import Job
 from backend.vllm_request import (
-    LONG_PROMPT_TOKENS,
     BadJobError,
+    engine_request,
     is_slow,
+    packed_ids,
     prompt_ids,
     refusal,
     sampling_params,
 )
-from tests.backend.vllm_parts import import_vllm, pack
+from tests.backend.vllm_parts import FakeLlm, import_vllm, pack
 
 VOCAB = 1000
 
@@ -30,9 +33,53 @@ def test_ids_are_little_endian_int32() -> None:
     assert prompt_ids(b"") == []
 
 
-def test_torn_id_is_refused() -> None:
+@pytest.mark.parametrize("unpack", [prompt_ids, packed_ids])
+def test_torn_id_is_refused(unpack: Any) -> None:
     with pytest.raises(BadJobError, match="prompt: 5 bytes"):
-        prompt_ids(b"\0" * 5)
+        unpack(b"\0" * 5)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 15, 16, 300, 70_000])
+def test_packed_ids_are_the_list_that_vllm_would_send(num_tokens: int) -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    rng = random.Random(num_tokens)
+    ids = [rng.choice((rng.randrange(128), rng.randrange(70_000), 2**31 - 1)) for _ in range(num_tokens)]
+    rest = dict.fromkeys(("mm_features", "pooling_params", "lora_request", "data_parallel_rank"))
+    request = EngineCoreRequest(
+        "7", [], sampling_params=SamplingParams(), arrival_time=1.0, cache_salt="s", **rest
+    )
+    _, request.prompt_token_ids = packed_ids(pack(ids))
+    received = MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(request))
+    assert received.prompt_token_ids == ids
+    assert (received.request_id, received.cache_salt) == ("7", "s")
+
+
+def test_what_vllm_checks_of_a_prompt_it_can_check() -> None:
+    from vllm.exceptions import VLLMValidationError
+    from vllm.renderers.base import BaseRenderer
+
+    renderer: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(max_token_id=90), model_config=SimpleNamespace(get_vocab_size=lambda: 100)
+    )
+    extent, _ = packed_ids(pack([5, 99, 0]))
+    assert len(extent) == 3
+    BaseRenderer.validate_token_ids(renderer, extent)
+    for bad in (100, -1):
+        with pytest.raises(VLLMValidationError, match=f"Token id {bad} is out of vocabulary"):
+            BaseRenderer.validate_token_ids(renderer, packed_ids(pack([5, bad, 7]))[0])
+    assert not packed_ids(b"")[0]
+
+
+def test_engine_request_has_the_packed_ids_and_all_fields() -> None:
+    import msgspec
+
+    llm = FakeLlm()
+    request = engine_request(llm, "7", Job(pack([5, 70_000]), {"max_tokens": 3}), 100_000)
+    assert msgspec.msgpack.decode(request.prompt_token_ids) == [5, 70_000]
+    assert (request.external_req_id, request.sampling_params.max_tokens) == ("7", 3)
 
 
 def test_fields_are_passed_on_and_tokens_stay_ids() -> None:
@@ -102,9 +149,9 @@ def test_seeds_of_64_bits_are_taken(seed: int) -> None:
 
 
 def test_long_prompts_and_grammars_are_slow() -> None:
-    assert not is_slow(Job(pack([1] * LONG_PROMPT_TOKENS), {}))
-    assert is_slow(Job(pack([1] * (LONG_PROMPT_TOKENS + 1)), {}))
-    assert is_slow(Job(pack([1]), {"structured_outputs": {"regex": "a"}}))
+    assert not is_slow(Job(pack([1] * 100), {}), 100)
+    assert is_slow(Job(pack([1] * 101), {}), 100)
+    assert is_slow(Job(pack([1]), {"structured_outputs": {"regex": "a"}}), 100)
 
 
 def test_refusals_are_bounded_and_never_empty() -> None:

@@ -157,7 +157,7 @@ async def test_abort_before_the_request_was_sent_sends_nothing(setup: Setup) -> 
 
 
 async def test_abort_while_a_long_prompt_is_prepared_sends_nothing(setup: Setup) -> None:
-    from backend.vllm_request import LONG_PROMPT_TOKENS
+    from backend.vllm_request import LONG_PACKED_TOKENS
 
     entered, leave = threading.Event(), threading.Event()
     process = setup.llm.input_processor.process_inputs
@@ -168,7 +168,7 @@ async def test_abort_while_a_long_prompt_is_prepared_sends_nothing(setup: Setup)
         return process(*args, **options)
 
     setup.llm.input_processor.process_inputs = slow
-    setup.path.submit("long", Job(pack([1] * (LONG_PROMPT_TOKENS + 1)), {}))
+    setup.path.submit("long", Job(pack([1] * (LONG_PACKED_TOKENS + 1)), {}))
     assert await asyncio.to_thread(entered.wait, 10)
     short_id = await asyncio.wait_for(_added(setup), 10)  # the loop is free meanwhile
     setup.path.abort(["long"])
