@@ -91,11 +91,17 @@ class ContextTooLong(ClientError):
     code = "context_length_exceeded"
 
     def __init__(
-        self, num_prompt_tokens: int, max_tokens: int, max_model_len: int, param: str = "messages"
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        max_model_len: int,
+        param: str = "messages",
+        is_least: bool = False,
     ) -> None:
+        least = "at least " * is_least
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens. However, the prompt has "
-            f"{num_prompt_tokens} tokens and {max_tokens} were reserved for the completion "
+            f"{least}{num_prompt_tokens} tokens and {max_tokens} were reserved for the completion "
             f"({num_prompt_tokens + max_tokens} in total)."
         )
         self.param = param

@@ -1,62 +1,74 @@
-"""Hops 3 to 6 without I/O: validate, scan, render, encode, assemble.
+"""Hops 3 to 6 without I/O: fill a template, validate, scan, render, tokenize, assemble.
 
-    start(request, now_s) -> Ready                   everything was short enough to do at once
-                          -> Encode ... resume -> Ready    the caller encodes elsewhere, off the event loop
+    steps = inbound.prepare(request, now_s)     a generator: yields needs, is sent their answers
+    Pause | Encode | Wait                       `pipeline/needs.py`
+    Ready                                       its return value
 
-One `Inbound` per model, shared by all requests: what a request needs later is in its `Encode`. No clock:
+One `Inbound` per model, shared by all requests: what a request needs later is in its generator. No clock:
 `done(stage)` is called at the end of each stage, and the caller knows what time it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from filters.hit import Hit
 from filters.patterns import Patterns
 from pipeline.assembly import GenerationDefaults, assemble
+from pipeline.context_policy import Room, fit, room_for
+from pipeline.control_characters import ControlPolicy
 from pipeline.conversation import PART_SEPARATOR
-from pipeline.encoding import MAX_INLINE_CHARACTERS, Encoder, pack_ids
-from pipeline.errors import InvalidRequest
+from pipeline.encoding import BYTES_PER_ID, pack_ids
+from pipeline.errors import ContextTooLong, InvalidRequest
 from pipeline.input_scan import scan_ids, scan_request
 from pipeline.leaves import prompt_path
 from pipeline.model_text import ModelText
-from pipeline.token_buffer import TokenBuffer
-from pipeline.validation import ControlPolicy, InputLimits, Validator
-from pipeline.values import ChatRequest, CompletionRequest, EngineCall, ModelInfo, Prompt
+from pipeline.needs import Pause, Result, Steps
+from pipeline.prompt_templates import PromptTemplate, expanded
+from pipeline.rendering import ChatTemplate, Rendered
+from pipeline.seen_texts import SeenTexts
+from pipeline.tokenizing import Tokenizing, Tokens, TokenStore
+from pipeline.validation import InputLimits, Validator
+from pipeline.values import ChatRequest, CompletionRequest, Dropped, EngineCall, ModelInfo, Prompt
+
+# A text is refused by its beginning if that is longer than this for each token that fits, and is too long:
+# English and code have 3 to 5 characters a token, Chinese 1 to 2.
+_MAX_CHARACTERS_PER_TOKEN: Final = 16
+_MAX_CUT_TOKENS: Final = 8  # that the cut itself may have made
+
+Done = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class InputRules:
+    """One version of the rules for input, and the memory of what was scanned under it."""
+
+    patterns: Patterns
+    seen: SeenTexts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InboundOptions:
-    """The gateway's settings for requests on their way in. `rules`: those for input; None is no rules."""
+    """The gateway's settings for requests on their way in."""
 
     limits: InputLimits = field(default_factory=InputLimits)
     control_characters: ControlPolicy = field(default_factory=ControlPolicy)
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
-    rules: Patterns | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Encode:
-    """A need: these texts are too long to encode on the event loop. `run` does it, in any thread."""
-
-    texts: tuple[str, ...]
-    add_special_tokens: bool
-    encoder: Encoder
-    request: ChatRequest | CompletionRequest
-    hits: tuple[Hit, ...]
-
-    def run(self) -> list[bytes]:
-        """The packed ids of each text, for `Inbound.resume`."""
-        return self.encoder.encode_batch(self.texts, self.add_special_tokens)
+    templates: Mapping[str, PromptTemplate] = field(default_factory=dict)
+    context_policy: str = "error"
+    raw_control_strings: bool = True  # in prompts of raw completions they mean what they spell
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The calls of all choices, prompt by prompt, and what the input rules found."""
+    """The calls of all choices, prompt by prompt, what the input rules found, and what had to be left out."""
 
     calls: list[EngineCall]
     hits: tuple[Hit, ...]
+    dropped: Dropped | None = None
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -64,83 +76,66 @@ class Ready:
         return list({id(call.prompt): call.prompt for call in self.calls}.values())
 
 
-Done = Callable[[str], None]
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """How the versions of one chat are rendered: whole, and with its oldest turns dropped.
+
+    `text`: all of its texts, if they are known. `room`: refuse at once what is far from fitting.
+    """
+
+    template: ChatTemplate
+    now_s: float
+    text: str | None = None
+    room: Room | None = None
+    pin: bool = False
 
 
 class Inbound:
-    """The way in of one model. Its stages: validate, scan, render, tokenize, assemble."""
+    """The way in of one model."""
 
-    def __init__(self, text: ModelText, info: ModelInfo, options: InboundOptions) -> None:
+    def __init__(self, text: ModelText, info: ModelInfo, options: InboundOptions, store: TokenStore) -> None:
+        self.info = info
         self._text = text
-        self._info = info
+        self._options = options
         self._validator = Validator(options.limits, options.control_characters)
-        self._rules = options.rules
-        self._defaults = options.defaults
+        self._tokenizing = Tokenizing(text, store)
         template = text.chat_template
         takes_parts = template is not None and template.content_format.takes_parts
         self._part_separator = "" if takes_parts else PART_SEPARATOR
 
-    def start(
-        self, request: ChatRequest | CompletionRequest, now_s: float, done: Done = lambda stage: None
-    ) -> Encode | Ready:
-        """Do all that is quick. `now_s`: seconds since 1970, for templates that print a date.
+    def prepare(
+        self,
+        request: ChatRequest | CompletionRequest,
+        now_s: float,
+        rules: InputRules | None = None,
+        done: Done = lambda stage: None,
+    ) -> Steps[Ready]:
+        """The calls that a request asks for. `now_s`: seconds since 1970, for templates that print a date.
 
         Raises `ClientError`: `InvalidRequest`, `ContentBlocked` or `ContextTooLong`.
         """
+        if isinstance(request, ChatRequest):
+            request = expanded(request, self._options.templates)
         self._check_token_ids(request)
-        request = self._validator.check(request)
+        checked = self._validator.check(request)
+        request, text = checked.request, checked.text
         done("validate")
         hits: tuple[Hit, ...] = ()
-        if self._rules is not None:
-            hits = self._hits_of_ids(request, self._rules)
-            request, more_hits = scan_request(request, self._rules, self._part_separator)
-            hits += more_hits
+        if rules is not None:
+            request, hits = yield from self._scanned(request, rules)
             done("scan")
-        texts, add_special_tokens = self._texts(request, now_s)
-        done("render")
-        need = Encode(texts, add_special_tokens, self._text.encoder, request, hits)
-        if sum(map(len, texts)) > MAX_INLINE_CHARACTERS:
-            return need
-        encode = self._text.encoder.encode
-        return self.resume(need, [encode(text, add_special_tokens) for text in texts], done)
-
-    def resume(self, need: Encode, encoded: Sequence[bytes], done: Done = lambda stage: None) -> Ready:
-        """Go on with the ids of `need.texts`. Raises `ClientError`."""
-        done("tokenize")
-        request = need.request
-        if isinstance(request, ChatRequest):
-            prompts = [_buffer(ids) for ids in encoded]
-        else:
-            pieces = iter(encoded)
-            prompts = [
-                _buffer(next(pieces) if isinstance(prompt, str) else self._checked(request, index))
-                for index, prompt in enumerate(request.prompts)
-            ]
-        calls = assemble(request, prompts, self._info, self._defaults)
-        done("assemble")
-        return Ready(calls, need.hits)
-
-    def _texts(self, request: ChatRequest | CompletionRequest, now_s: float) -> tuple[tuple[str, ...], bool]:
-        """What to encode, and whether the tokenizer adds special tokens (a template has put its own)."""
         if isinstance(request, CompletionRequest):
-            texts = tuple(prompt for prompt in request.prompts if isinstance(prompt, str))
-            return texts, request.add_special_tokens
-        template = self._text.chat_template
-        if template is None:
-            raise InvalidRequest(
-                f"The model {self._info.name} has no chat template; use /v1/completions.", "messages"
-            )
-        return (template.render(request, now_s),), False
+            return (yield from self._completion(request, hits, done))
+        is_same = request is checked.request
+        return (yield from self._chat(request, text if is_same else None, now_s, hits, done))
 
-    def _checked(self, request: CompletionRequest, index: int) -> bytes:
-        """A prompt of ids, packed."""
-        ids = request.prompts[index]
-        assert not isinstance(ids, str)
-        self._check_range(ids, prompt_path(request, index))
-        return pack_ids(ids)
+    def tokens_of(self, request: ChatRequest, now_s: float, *, pin: bool = False) -> Steps[Tokens]:
+        """Render and tokenize a chat, no more: for what is known before any request."""
+        return (yield from self._tokens(_Chat(self._template(request), now_s, pin=pin), request))
 
-    def _hits_of_ids(self, request: ChatRequest | CompletionRequest, rules: Patterns) -> tuple[Hit, ...]:
-        """What the rules find in prompts that came as token ids."""
+    def _scanned(
+        self, request: ChatRequest | CompletionRequest, rules: InputRules
+    ) -> Steps[tuple[ChatRequest | CompletionRequest, tuple[Hit, ...]]]:
         hits: tuple[Hit, ...] = ()
         if isinstance(request, CompletionRequest):
             for index, prompt in enumerate(request.prompts):
@@ -148,8 +143,95 @@ class Inbound:
                     path = prompt_path(request, index)
                     self._check_range(prompt, path)
                     text = self._text.tokenizer.decode(list(prompt), skip_special_tokens=False)
-                    hits += scan_ids(text, rules, path)
-        return hits
+                    hits += yield from _pausing(scan_ids(text, rules.patterns, path, rules.seen))
+        scan = scan_request(request, rules.patterns, self._part_separator, rules.seen)
+        request, more_hits = yield from _pausing(scan)
+        return request, hits + more_hits
+
+    # -- chats ---------------------------------------------------------------------------------------------
+
+    def _chat(
+        self, request: ChatRequest, text: str | None, now_s: float, hits: tuple[Hit, ...], done: Done
+    ) -> Steps[Ready]:
+        defaults = self._options.defaults
+        policy = request.context_policy or self._options.context_policy
+        room = room_for(request.generation, policy, defaults.max_tokens, self.info.max_model_len)
+        chat = _Chat(self._template(request), now_s, text, room if policy == "error" else None)
+        tokens = yield from self._tokens(chat, request, done)
+        done("tokenize")
+        dropped = None
+        if tokens.num_tokens > room.num_tokens:
+            fitted = yield from fit(request, policy, tokens.num_tokens, room, partial(self._count, chat))
+            tokens = yield from self._tokens(chat, fitted.request)
+            dropped = fitted.dropped
+            done("fit")
+        ids = yield from self._tokenizing.in_buffer(tokens)
+        calls = assemble(request, [ids], self.info, defaults)
+        done("assemble")
+        return Ready(calls, hits, dropped)
+
+    def _template(self, request: ChatRequest) -> ChatTemplate:
+        template = self._text.template_for(request.tools)
+        if template is None:
+            raise InvalidRequest(
+                f"The model {self.info.name} has no chat template; use /v1/completions.", "messages"
+            )
+        return template
+
+    def _count(self, chat: _Chat, request: ChatRequest) -> Steps[int]:
+        return (yield from self._tokens(chat, request)).num_tokens
+
+    def _tokens(self, chat: _Chat, request: ChatRequest, done: Done = lambda stage: None) -> Steps[Tokens]:
+        template, now_s = chat.template, chat.now_s
+        rendered = template.render(request, now_s, chat.text)
+        done("render")
+        if chat.room is not None:
+            yield from self._refuse_hopeless(rendered, chat.room)
+        tokens = yield from self._tokenizing.tokens(rendered, pin=chat.pin)
+        if tokens is None:
+            # A control string that no text of the request holds whole was put together on the way.
+            if not template.spells_control(request):
+                rendered = template.render_disguised(request, now_s)
+            tokens = yield from self._tokenizing.tokens(rendered, may_spell=True, pin=chat.pin)
+            assert tokens is not None
+        return tokens
+
+    def _refuse_hopeless(self, rendered: Rendered, room: Room) -> Steps[None]:
+        """Raises `ContextTooLong` if the beginning alone is too long: a text of megabytes is not encoded."""
+        max_characters = _MAX_CHARACTERS_PER_TOKEN * room.num_tokens
+        if rendered.num_characters <= 2 * max_characters:
+            return
+        ids = yield from self._tokenizing.raw([rendered.text[:max_characters]], add_special_tokens=False)
+        least = len(ids[0]) // BYTES_PER_ID - _MAX_CUT_TOKENS
+        if least > room.num_tokens:
+            raise ContextTooLong(least, room.max_tokens, room.max_model_len, is_least=True)
+
+    # -- raw completions -----------------------------------------------------------------------------------
+
+    def _completion(self, request: CompletionRequest, hits: tuple[Hit, ...], done: Done) -> Steps[Ready]:
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        means_controls = self._options.raw_control_strings
+        encoded = iter(
+            (yield from self._tokenizing.raw(texts, request.add_special_tokens, means_controls))
+            if texts
+            else ()
+        )
+        ids = [
+            next(encoded) if isinstance(prompt, str) else self._checked(request, index)
+            for index, prompt in enumerate(request.prompts)
+        ]
+        done("tokenize")
+        prompts = yield from self._tokenizing.whole_in_buffers(ids)
+        calls = assemble(request, prompts, self.info, self._options.defaults)
+        done("assemble")
+        return Ready(calls, hits)
+
+    def _checked(self, request: CompletionRequest, index: int) -> bytes:
+        """A prompt of ids, packed."""
+        ids = request.prompts[index]
+        assert not isinstance(ids, str)
+        self._check_range(ids, prompt_path(request, index))
+        return pack_ids(ids)
 
     def _check_token_ids(self, request: ChatRequest | CompletionRequest) -> None:
         """Ids beyond the vocabulary would fail in the engine, too late for a 400."""
@@ -166,7 +248,12 @@ class Inbound:
             )
 
 
-def _buffer(ids: bytes) -> memoryview:
-    buffer = TokenBuffer()
-    buffer.append(ids)
-    return buffer.view()
+def _pausing(scan: Generator[None, None, Result]) -> Steps[Result]:
+    """A scan whose pauses are needs."""
+    while True:
+        try:
+            next(scan)
+        except StopIteration as finished:
+            result: Result = finished.value
+            return result
+        yield Pause()

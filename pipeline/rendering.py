@@ -54,6 +54,10 @@ class Rendered:
     def text(self) -> str:
         return self.opening + "".join(self.segments)
 
+    @property
+    def num_characters(self) -> int:
+        return len(self.opening) + sum(map(len, self.segments))
+
 
 class _GenerationTag(Extension):
     """`{% generation %}…{% endgeneration %}` marks assistant text for training; here it renders its body."""
@@ -146,22 +150,25 @@ class ChatTemplate:
         self._knows_developer = '"developer"' in source or "'developer'" in source
         self._marked: dict[str, _Marked] = {}
 
-    def render(self, request: ChatRequest, now_s: float) -> Rendered:
-        """The prompt's text. Raises `InvalidRequest` with the template's own message if it fails."""
+    def render(self, request: ChatRequest, now_s: float, text: str | None = None) -> Rendered:
+        """The prompt's text. Raises `InvalidRequest` with the template's own message if it fails.
+
+        `text`: all texts of the request in one, or more than those, if it is at hand.
+        """
         for name in _NOT_FOR_TEMPLATES:
             if name in request.chat_template_kwargs:
                 raise InvalidRequest(f"{name} can't be set by a request.", f"chat_template_kwargs.{name}")
         if not len(self.controls):
             return Rendered(self.plain(request, now_s), [])
         if self.follows_marks:
-            rendered = self.render_marked(request, now_s)
+            rendered = self.render_marked(request, now_s, text)
             if all(map(self.controls.match, rendered.segments)):
                 return rendered
         return self.render_disguised(request, now_s)
 
-    def render_marked(self, request: ChatRequest, now_s: float) -> Rendered:
+    def render_marked(self, request: ChatRequest, now_s: float, text: str | None = None) -> Rendered:
         """Render with marks; what comes out is not checked, unless the template may have looked at marks."""
-        marked = self._marked_by(_unused(_texts_of(request)))
+        marked = self._marked_by(_unused(_texts_of(request) if text is None else [text]))
         opening, *segments = self._text(request, now_s, marked.template, marked.tokens).split(marked.mark)
         rendered = Rendered(opening, segments)
         if not marked.is_sure and rendered.text != self.plain(request, now_s):

@@ -2,8 +2,8 @@
 
 Three questions. Can the marks in the template be followed: does it render the same text with them, and is
 every control string in it marked? Does it want tool arguments as text? And are the ids of a prompt those of
-its segments, one after the other? The last one holds for tokenizers that begin anew after a control token; a
-dummy space at the front, or added tokens that swallow the space before them, break it.
+its segments, one after the other? The last one holds for tokenizers that begin anew after a control token;
+added tokens that swallow the space before them break it.
 """
 
 from __future__ import annotations

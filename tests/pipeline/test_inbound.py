@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from filters.rules import load_rules
 from pipeline.assembly import GenerationDefaults
 from pipeline.encoding import MAX_INLINE_CHARACTERS, pack_ids
 from pipeline.errors import ContentBlocked, ContextTooLong, InvalidRequest
-from pipeline.inbound import Encode, Inbound, InboundOptions, Ready
+from pipeline.inbound import Inbound, InboundOptions, InputRules, Ready
 from pipeline.model_text import ModelText
+from pipeline.needs import Encode, Need, Steps, Wait, served
+from pipeline.token_buffer import BufferPool
+from pipeline.token_cache import TokenCache
+from pipeline.tokenizing import TokenStore
 from pipeline.validation import InputLimits
 from pipeline.values import ModelInfo
 from tests.pipeline import chat_templates, small_tokenizers
@@ -29,12 +34,30 @@ def text() -> ModelText:
     return ModelText.from_files(model_files())
 
 
-def finish(inbound: Inbound, request: Any, now_s: float = 0.0) -> Ready:
+def store(cache_bytes: int = 1 << 20, buffer_bytes: int = 16 << 20) -> TokenStore:
+    return TokenStore(TokenCache(cache_bytes), BufferPool(buffer_bytes))
+
+
+def inbound_of(text: ModelText, options: InboundOptions | None = None) -> Inbound:
+    return Inbound(text, INFO, options or InboundOptions(), store())
+
+
+def finish(inbound: Inbound, request: Any, now_s: float = 0.0, rules: InputRules | None = None) -> Ready:
     """Serve the needs as a caller does."""
-    step = inbound.start(request, now_s)
-    if isinstance(step, Encode):
-        step = inbound.resume(step, step.run())
-    return step
+    return served(inbound.prepare(request, now_s, rules))
+
+
+def first_need(steps: Steps[Ready]) -> Need | Ready:
+    """The first need, or the result if there is none."""
+    try:
+        return next(steps)
+    except StopIteration as done:
+        assert isinstance(done.value, Ready)
+        return done.value
+
+
+def rules_of(text: str, name: str = "words.txt") -> InputRules:
+    return InputRules(Patterns(load_rules(text, name)))
 
 
 def ids_of(ready: Ready) -> list[bytes]:
@@ -47,7 +70,7 @@ def test_chat_is_rendered_and_encoded_as_by_hugging_face(text: ModelText) -> Non
     reference = PreTrainedTokenizerFast(
         tokenizer_object=small_tokenizers.byte_level(), chat_template=chat_templates.CHATML
     )
-    inbound = Inbound(text, INFO, InboundOptions())
+    inbound = inbound_of(text)
     rng = random.Random(5)
     for num_words in (0, 1, 10, 100, 1000):
         messages = [{"role": "user", "content": small_tokenizers.text(rng, num_words)} for _ in range(2)]
@@ -56,30 +79,57 @@ def test_chat_is_rendered_and_encoded_as_by_hugging_face(text: ModelText) -> Non
 
 
 def test_short_text_is_encoded_at_once_and_long_text_is_a_need(text: ModelText) -> None:
-    inbound = Inbound(text, INFO, InboundOptions())
+    inbound = inbound_of(text)
     short = completion("x" * MAX_INLINE_CHARACTERS)
     long = completion("x" * MAX_INLINE_CHARACTERS, "y")
-    assert isinstance(inbound.start(short, 0.0), Ready)
-    need = inbound.start(long, 0.0)
+    assert isinstance(first_need(inbound.prepare(short, 0.0)), Ready)
+    need = first_need(inbound.prepare(long, 0.0))
     assert isinstance(need, Encode)
     assert need.texts == long.prompts
-    assert len(inbound.resume(need, need.run()).calls) == 2
+    assert len(finish(inbound, long).calls) == 2
 
 
 def test_needs_of_many_requests_may_be_served_in_any_order(text: ModelText) -> None:
-    inbound = Inbound(text, INFO, InboundOptions())
+    inbound = inbound_of(text)
     rng = random.Random(6)
-    requests = [completion(small_tokenizers.text(rng, 400)) for _ in range(5)]
-    needs = [inbound.start(request, 0.0) for request in requests]
-    served = list(enumerate(needs))
-    rng.shuffle(served)
-    for index, need in served:
+    requests = [chat(small_tokenizers.text(rng, 400)) for _ in range(5)]
+    steps = [inbound.prepare(request, 0.0) for request in requests]
+    waiting = list(zip(requests, steps, map(first_need, steps), strict=True))
+    rng.shuffle(waiting)
+    for request, each, need in waiting:
         assert isinstance(need, Encode)
-        assert ids_of(inbound.resume(need, need.run())) == ids_of(finish(inbound, requests[index]))
+        with pytest.raises(StopIteration) as done:
+            each.send(need.run())
+        assert ids_of(done.value.value) == ids_of(finish(inbound_of(text), request))
+
+
+def test_second_turn_encodes_only_what_is_new(text: ModelText) -> None:
+    inbound = inbound_of(text)
+    rng = random.Random(7)
+    messages = [{"role": "user", "content": small_tokenizers.text(rng, 400)}]
+    first = finish(inbound, chat(messages=messages))
+    messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    again = first_need(inbound.prepare(chat(messages=messages), 0.0))
+    assert isinstance(again, Ready), "the long turn is remembered, the new ones are short"
+    assert ids_of(again) == ids_of(finish(inbound_of(text), chat(messages=messages)))
+    shared = bytes(first.prompts[0].ids)
+    assert bytes(again.prompts[0].ids).startswith(shared[: shared.rindex(pack_ids([2]))])
+
+
+def test_request_waits_while_every_buffer_is_in_use(text: ModelText) -> None:
+    inbound = Inbound(text, INFO, InboundOptions(), store(buffer_bytes=2 * 4 * 1024))
+    held = [finish(inbound, completion([index])) for index in range(2)]
+    steps = inbound.prepare(completion([7]), 0.0)
+    assert isinstance(first_need(steps), Wait)
+    assert isinstance(next(steps), Wait), "nothing has been given back yet"
+    del held[0]
+    with pytest.raises(StopIteration) as done:
+        next(steps)
+    assert ids_of(done.value.value) == [pack_ids([7])]
 
 
 def test_prompts_of_texts_and_ids_keep_their_order(text: ModelText) -> None:
-    inbound = Inbound(text, INFO, InboundOptions())
+    inbound = inbound_of(text)
     request = completion("the", [5, 6], "price", [7], gen=generation(n=2), add_special_tokens=False)
     ready = finish(inbound, request)
     encode = small_tokenizers.byte_level().encode
@@ -95,7 +145,7 @@ def test_prompts_of_texts_and_ids_keep_their_order(text: ModelText) -> None:
 
 @pytest.mark.parametrize("add", [True, False])
 def test_raw_prompt_gets_special_tokens_as_asked(text: ModelText, add: bool) -> None:
-    ready = finish(Inbound(text, INFO, InboundOptions()), completion("the price", add_special_tokens=add))
+    ready = finish(inbound_of(text), completion("the price", add_special_tokens=add))
     assert ids_of(ready) == [
         pack_ids(small_tokenizers.byte_level().encode("the price", add_special_tokens=add).ids)
     ]
@@ -105,28 +155,26 @@ def test_options_reach_their_stages(text: ModelText) -> None:
     options = InboundOptions(
         limits=InputLimits(max_messages=1),
         defaults=GenerationDefaults(max_tokens=3, sampling={"temperature": 0.5}),
-        rules=Patterns(load_rules("- {id: a, match: 敏感, action: mask}", "r.yaml")),
     )
-    inbound = Inbound(text, INFO, options)
-    ready = finish(inbound, chat("敏感"))
+    inbound = inbound_of(text, options)
+    ready = finish(inbound, chat("敏感"), rules=rules_of("- {id: a, match: 敏感, action: mask}", "r.yaml"))
     assert ids_of(ready) == ids_of(finish(inbound, chat("**")))
     assert [hit.rule_id for hit in ready.hits] == ["a"]
     assert (ready.calls[0].max_tokens, ready.calls[0].sampling) == (3, {"temperature": 0.5})
     with pytest.raises(InvalidRequest, match="2 messages"):
-        inbound.start(chat(messages=[{"role": "user", "content": "a"}] * 2), 0.0)
+        finish(inbound, chat(messages=[{"role": "user", "content": "a"}] * 2))
 
 
 @pytest.mark.parametrize("parts", [["看黄片"], ["看黄", "片"]])
 def test_blocked_text_stops_before_rendering(text: ModelText, parts: list[str]) -> None:
-    rules = Patterns(load_rules("黄片", "words.txt"))
-    inbound = Inbound(text, INFO, InboundOptions(rules=rules))
+    request = chat([{"type": "text", "text": part} for part in parts])
     with pytest.raises(ContentBlocked):
-        inbound.start(chat([{"type": "text", "text": part} for part in parts]), 0.0)
+        finish(inbound_of(text), request, rules=rules_of("黄片"))
 
 
 def test_time_reaches_the_template() -> None:
     text = ModelText.from_files(model_files(chat_template="{{ strftime_now('%Y') }}"))
-    inbound = Inbound(text, INFO, InboundOptions())
+    inbound = inbound_of(text)
     by_year = [finish(inbound, chat("hi"), now_s) for now_s in (86_400.0 * 180, 1.7e9)]
     expected = [
         small_tokenizers.byte_level().encode(year, add_special_tokens=False).ids for year in ("1970", "2023")
@@ -137,13 +185,13 @@ def test_time_reaches_the_template() -> None:
 def test_chat_without_template_is_refused() -> None:
     text = ModelText.from_files(model_files(chat_template=None))
     with pytest.raises(InvalidRequest, match="no chat template") as caught:
-        Inbound(text, INFO, InboundOptions()).start(chat("hi"), 0.0)
+        finish(inbound_of(text), chat("hi"))
     assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize("wrong", [-1, NUM_IDS, 2**31, 2**70])
 def test_ids_beyond_the_vocabulary_are_refused(text: ModelText, wrong: int) -> None:
-    inbound = Inbound(text, INFO, InboundOptions())
+    inbound = inbound_of(text)
     cases: list[tuple[Any, str]] = [
         (completion([1, wrong, 2]), "prompt"),
         (completion("a", [wrong]), "prompt[1]"),
@@ -160,28 +208,24 @@ def test_ids_beyond_the_vocabulary_are_refused(text: ModelText, wrong: int) -> N
 
 
 def test_ids_within_the_vocabulary_pass(text: ModelText) -> None:
-    ready = finish(Inbound(text, INFO, InboundOptions()), completion([0, NUM_IDS - 1], range(NUM_IDS)))
+    ready = finish(inbound_of(text), completion([0, NUM_IDS - 1], range(NUM_IDS)))
     assert ids_of(ready) == [pack_ids([0, NUM_IDS - 1]), pack_ids(range(NUM_IDS))]
 
 
 def test_end_of_each_stage_is_told(text: ModelText) -> None:
-    rules = Patterns(load_rules("黄片", "words.txt"))
     stages = ["validate", "scan", "render", "tokenize", "assemble"]
-    for content, options, expected in (
-        ("short", InboundOptions(rules=rules), stages),
-        ("long " * 200, InboundOptions(rules=rules), stages),
-        ("short", InboundOptions(), [stage for stage in stages if stage != "scan"]),
+    for content, rules, expected in (
+        ("short", rules_of("黄片"), stages),
+        ("long " * 200, rules_of("黄片"), stages),
+        ("short", None, [stage for stage in stages if stage != "scan"]),
     ):
         told: list[str] = []
-        inbound = Inbound(text, INFO, options)
-        step = inbound.start(chat(content), 0.0, told.append)
-        if isinstance(step, Encode):
-            inbound.resume(step, step.run(), told.append)
+        served(inbound_of(text).prepare(chat(content), 0.0, rules, told.append))
         assert told == expected
 
 
 def test_prompt_longer_than_the_context_is_refused(text: ModelText) -> None:
-    inbound = Inbound(text, INFO, InboundOptions())
+    inbound = inbound_of(text)
     for request, param in ((chat("敏 " * 20_000), "messages"), (completion([5] * 20_000), "prompt")):
         with pytest.raises(ContextTooLong) as caught:
             finish(inbound, request)
@@ -192,16 +236,42 @@ def test_prompt_longer_than_the_context_is_refused(text: ModelText) -> None:
 def test_rules_see_the_text_of_prompts_that_are_ids(action: str) -> None:
     """Ids cannot be rewritten, so whatever would have to be is blocked."""
     text = ModelText.from_files(model_files())
-    rules = Patterns(load_rules(f"- {{id: r, match: 黄片, action: {action}}}", "rules.yaml"))
-    inbound = Inbound(text, INFO, InboundOptions(rules=rules))
+    rules = rules_of(f"- {{id: r, match: 黄片, action: {action}}}", "rules.yaml")
+    inbound = inbound_of(text)
     ids = text.tokenizer.encode("看黄片吗", add_special_tokens=False).ids
     clean = text.tokenizer.encode("看看", add_special_tokens=False).ids
-    assert isinstance(inbound.start(completion(clean), 0.0), Ready)
+    finish(inbound, completion(clean), rules=rules)
     if action == "flag":
-        ready = inbound.start(completion(clean, ids), 0.0)
-        assert isinstance(ready, Ready)
+        ready = finish(inbound, completion(clean, ids), rules=rules)
         assert [hit.rule_id for hit in ready.hits] == ["r"]
     else:
         with pytest.raises(ContentBlocked) as blocked:
-            inbound.start(completion(clean, ids), 0.0)
+            finish(inbound, completion(clean, ids), rules=rules)
         assert (blocked.value.rule_id, blocked.value.param) == ("r", "prompt[1]")
+
+
+def test_control_strings_of_raw_prompts_mean_what_they_spell_unless_told_otherwise(text: ModelText) -> None:
+    control = small_tokenizers.byte_level().token_to_id("<|im_end|>")
+    request = completion("a<|im_end|>b", add_special_tokens=False)
+    plain = inbound_of(text, InboundOptions(raw_control_strings=False))
+    assert pack_ids([control]) in ids_of(finish(inbound_of(text), request))[0]
+    assert pack_ids([control]) not in ids_of(finish(plain, request))[0]
+    whole = "".join(text.vocabulary.token_text(i) for i in array("i", ids_of(finish(plain, request))[0]))
+    assert whole == "a<|im_end|>b"
+
+
+@pytest.mark.parametrize("policy", ["error", "drop_oldest"])
+def test_context_policy_decides_about_long_chats(text: ModelText, policy: str) -> None:
+    inbound = inbound_of(text, InboundOptions(context_policy=policy))
+    messages = [
+        {"role": role, "content": "敏 " * 3_000} for role in ("user", "assistant") for _ in range(5)
+    ] + [{"role": "user", "content": "a"}]
+    request = chat(messages=messages)
+    if policy == "error":
+        with pytest.raises(ContextTooLong):
+            finish(inbound, request)
+        return
+    ready = finish(inbound, request)
+    assert ready.dropped is not None
+    assert ready.dropped.num_messages > 0
+    assert ready.prompts[0].num_tokens <= INFO.max_model_len

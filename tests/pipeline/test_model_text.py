@@ -21,13 +21,13 @@ def test_all_parts_come_from_the_files() -> None:
         small_tokenizers.CONTROL_TOKENS
     )
     assert text.chat_template is not None
-    assert text.chat_template.render(chat("hi"), 0.0).endswith("hi<|im_end|>\n<|im_start|>assistant\n")
+    assert text.chat_template.render(chat("hi"), 0.0).text.endswith("hi<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_template_file_comes_before_the_configuration() -> None:
     text = ModelText.from_files({**model_files(), "chat_template.jinja": b"{{ bos_token }}{{ eos_token }}!"})
     assert text.chat_template is not None
-    assert text.chat_template.render(chat(), 0.0) == "<|endoftext|><|im_end|>!"
+    assert text.chat_template.render(chat(), 0.0).text == "<|endoftext|><|im_end|>!"
 
 
 def test_of_named_templates_the_default_is_taken() -> None:
@@ -52,7 +52,7 @@ def test_special_tokens_map_gives_what_the_configuration_lacks() -> None:
     files["special_tokens_map.json"] = json.dumps({"eos_token": "<|im_end|>", "bos_token": "no"}).encode()
     text = ModelText.from_files(files)
     assert text.chat_template is not None
-    assert text.chat_template.render(chat(), 0.0) == "<|im_end|><|endoftext|>"
+    assert text.chat_template.render(chat(), 0.0).text == "<|im_end|><|endoftext|>"
 
 
 @pytest.mark.parametrize(

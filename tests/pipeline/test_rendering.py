@@ -35,7 +35,7 @@ def chat(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
 
 
 def render(source: str, messages: list[dict[str, Any]], **fields: Any) -> str:
-    return ChatTemplate(source, SPECIAL_TOKENS).render(chat(messages, **fields), now_s=0.0)
+    return ChatTemplate(source, SPECIAL_TOKENS).render(chat(messages, **fields), now_s=0.0).text
 
 
 def random_chat(rng: random.Random) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def test_result_is_hugging_faces_for_random_chats(hugging_face: Mapping[str, Any
         arguments = rng.choice([{}, {"enable_thinking": False}])
         expected = hugging_face[name].apply_chat_template(messages, tokenize=False, **fields, **arguments)
         request = chat(messages, chat_template_kwargs=arguments, **fields)
-        assert template.render(request, now_s=0.0) == expected, (messages, fields)
+        assert template.render(request, now_s=0.0).text == expected, (messages, fields)
 
 
 @pytest.mark.parametrize("name", ["PARTS_OR_STRINGS", "PARTS_ONLY", "PARTS_IN_MACRO"])
@@ -122,7 +122,7 @@ def test_date_is_the_one_that_was_given() -> None:
     request = chat([{"role": "user", "content": "hi"}])
     for now_s in (0.0, 1.7e9):
         date = datetime.fromtimestamp(now_s).strftime("%Y-%m-%d %H:%M")
-        assert template.render(request, now_s) == f"{date} hi"
+        assert template.render(request, now_s).text == f"{date} hi"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "raise_exception", "strftime_now"])

@@ -1,0 +1,148 @@
+"""Hop 5: a rendered chat -> its segments' token ids, from the cache or newly encoded, and into a buffer.
+
+Only what the cache does not hold is encoded: short texts at once, long ones as a need. Every new segment is
+remembered, so the next turn of a chat costs its new text only. Where a tokenizer is not exact in segments,
+the whole text is encoded, and nothing is remembered. Not here: rendering, and eviction (`token_cache.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from pipeline.encoding import BYTES_PER_ID, MAX_INLINE_CHARACTERS, OPENING
+from pipeline.model_text import ModelText
+from pipeline.needs import Encode, Steps, Wait
+from pipeline.prefixes import Prefixes
+from pipeline.rendering import Rendered
+from pipeline.token_buffer import BufferPool
+from pipeline.token_cache import Entry, TokenCache
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The ids of one prompt, still in the pieces in which they are remembered; `whole` if they are not."""
+
+    entries: Sequence[Entry]
+    whole: bytes = b""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(entry.num_tokens for entry in self.entries) + len(self.whole) // BYTES_PER_ID
+
+    @property
+    def ids(self) -> bytes:
+        """A copy of all of them."""
+        return b"".join(entry.ids for entry in self.entries) + self.whole
+
+
+class TokenStore:
+    """What all models of a process share: remembered segments, and buffers."""
+
+    def __init__(self, cache: TokenCache, pool: BufferPool) -> None:
+        self.cache = cache
+        self.pool = pool
+        self.prefixes = Prefixes(pool)
+
+
+class Tokenizing:
+    """The tokenizing of one model's prompts. Lives on one thread, like the store."""
+
+    def __init__(self, text: ModelText, store: TokenStore) -> None:
+        self._text = text
+        self._encoder = text.encoder
+        self._store = store
+        self._known = store.cache.of(text.fingerprint)
+
+    def tokens(
+        self, rendered: Rendered, *, may_spell: bool = False, pin: bool = False
+    ) -> Steps[Tokens | None]:
+        """The ids of a rendered chat. Needs `Encode`.
+
+        None if new text spells a control string, unless that is known to be the user's (`may_spell`).
+        """
+        pieces = [OPENING + rendered.opening, *rendered.segments] if rendered.opening else rendered.segments
+        if not self._text.is_segmentable:
+            if not may_spell and any(map(self._encoder.spells_control, pieces)):
+                return None
+            whole = _Whole(self._text, rendered)
+            return Tokens((), (yield Encode(whole, (rendered.text,), None))[0])
+        entries = list(map(self._known.get, pieces))
+        new = dict.fromkeys(piece for piece, entry in zip(pieces, entries, strict=True) if entry is None)
+        if new:
+            if not may_spell and any(map(self._encoder.spells_control, new)):
+                return None
+            added = yield from self._added(list(new), pin)
+            entries = [entry or added[piece] for piece, entry in zip(pieces, entries, strict=True)]
+        return Tokens(cast(list[Entry], entries))
+
+    def _added(self, new: list[str], pin: bool) -> Steps[dict[str, Entry]]:
+        found = yield from self._encoded(new)
+        return {piece: self._known.put(piece, ids, pin) for piece, ids in zip(new, found, strict=True)}
+
+    def _encoded(self, pieces: list[str]) -> Steps[list[bytes]]:
+        if self._is_quick(pieces):
+            return [self._encoder.encode_segment(piece) for piece in pieces]
+        ids: list[bytes] = yield Encode(self._encoder, tuple(pieces), None, self._text.fingerprint)
+        return ids
+
+    def _is_quick(self, pieces: list[str]) -> bool:
+        if sum(map(len, pieces)) > MAX_INLINE_CHARACTERS:
+            return False
+        return self._encoder.knows_plain or not any(map(self._encoder.spells_control, pieces))
+
+    def raw(
+        self, texts: Sequence[str], add_special_tokens: bool, means_controls: bool = True
+    ) -> Steps[list[bytes]]:
+        """The ids of prompts that no template has made.
+
+        `means_controls`: control strings in them are control tokens; else they are ordinary text.
+        """
+        if not means_controls:
+            before, after = self._encoder.surroundings if add_special_tokens else (b"", b"")
+            inner = yield from self._encoded([OPENING + text for text in texts])
+            return [before + ids + after for ids in inner]
+        if sum(map(len, texts)) <= MAX_INLINE_CHARACTERS:
+            return [self._encoder.encode(text, add_special_tokens) for text in texts]
+        ids: list[bytes] = yield Encode(self._encoder, tuple(texts), add_special_tokens)
+        return ids
+
+    def in_buffer(self, tokens: Tokens) -> Steps[memoryview]:
+        """The ids in a buffer that conversations share as far as they are the same. Needs `Wait`."""
+        if not tokens.entries:
+            return (yield from self._whole(tokens.whole))
+        while True:
+            view = self._store.prefixes.assemble(self._text.fingerprint, tokens.entries)
+            if view is not None:
+                return view
+            yield Wait(tokens.num_tokens)
+
+    def whole_in_buffers(self, prompts: Sequence[bytes]) -> Steps[list[memoryview]]:
+        """Ids that nothing else shares, each prompt's in a buffer. Needs `Wait`."""
+        views = []
+        for ids in prompts:
+            view = yield from self._whole(ids)
+            views.append(view)
+        return views
+
+    def _whole(self, ids: bytes) -> Steps[memoryview]:
+        while True:
+            view = self._store.pool.whole(ids)
+            if view is not None:
+                return view
+            yield Wait(len(ids) // BYTES_PER_ID)
+
+
+class _Whole:
+    """Encodes one rendered chat in one piece."""
+
+    def __init__(self, text: ModelText, rendered: Rendered) -> None:
+        self._encoder = text.encoder
+        self._rendered = rendered
+
+    def encode_segments(self, segments: Sequence[str]) -> list[bytes]:
+        return [self._encoder.encode_whole(self._rendered.opening, self._rendered.segments)]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[bytes]:
+        raise AssertionError("a rendered chat has its special tokens")
