@@ -20,10 +20,20 @@ class Answer(msgspec.Struct, kw_only=True):
     """Base of every shape here."""
 
 
-class CachedTokens(Answer):
-    """Of the prompt's tokens, those that the engine had cached."""
+class PromptTokensDetails(Answer):
+    """Of the prompt's tokens, those that the engine had cached; and what a context policy left out before."""
 
     cached_tokens: int
+    dropped_messages: Annotated[
+        int | UnsetType,
+        Meta(description="Whole messages. Only after something was dropped, as the next two."),
+    ] = UNSET
+    dropped_tokens: Annotated[
+        int | UnsetType, Meta(description="By how much the prompt is shorter than the whole one.")
+    ] = UNSET
+    dropped_characters: Annotated[
+        int | UnsetType, Meta(description="Cut out of the longest text by `middle_out`.")
+    ] = UNSET
 
 
 class UsageCounts(Answer):
@@ -32,7 +42,7 @@ class UsageCounts(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: PromptTokensDetails
 
 
 class TokenLogprob(Answer):

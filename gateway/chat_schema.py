@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from gateway.chat_messages import Message, Tool, to_messages, to_tools
 from gateway.generation import check_num_logprobs, to_delivery, to_generation
-from gateway.json_body import check_depth, decode, show
+from gateway.json_body import MAX_SHOWN_CHARS, check_depth, decode, show
 from gateway.sampling_fields import (
     DEFAULT_LIMITS,
     MAX_LOGPROBS,
@@ -18,8 +19,9 @@ from gateway.sampling_fields import (
     SamplingFields,
 )
 from gateway.unsupported_fields import refuse_unsupported
+from pipeline.context_policy import POLICIES
 from pipeline.errors import InvalidRequest
-from pipeline.values import ChatRequest
+from pipeline.values import ChatRequest, TemplateUse
 
 REASONING_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Names that rendering itself gives to a template; `chat_template_kwargs` must not replace them.
@@ -46,10 +48,41 @@ RESERVED_TEMPLATE_NAMES: Final = frozenset(
 )
 
 
+class Template(msgspec.Struct, kw_only=True):
+    """A prompt template of this server, by name. An extension."""
+
+    name: Annotated[str, Meta(description="A name from the server's configuration.")]
+    variables: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description="A text for each of its slots, by the slot's name.",
+            extra_json_schema={"additionalProperties": {"type": "string"}},
+        ),
+    ] = None
+
+
 class ChatBody(SamplingFields, kw_only=True):
     """A chat to continue."""
 
-    messages: Annotated[list[Message], Meta(description="The chat so far, oldest first.")]
+    messages: Annotated[
+        list[Message] | UnsetType,
+        Meta(description="The chat so far, oldest first. Needed unless there is a template."),
+    ] = UNSET
+    template: Annotated[
+        Template | None,
+        Meta(
+            description="Begin with the messages of this template; `messages`, if any, follow. An extension.",
+            examples=[{"name": "NAME", "variables": {"SLOT": "text"}}],
+        ),
+    ] = None
+    context_policy: Annotated[
+        str | None,
+        Meta(
+            description="A chat that is too long is refused, loses its oldest turns, or the middle of its "
+            "longest text. What was dropped is in `usage.prompt_tokens_details`. An extension.",
+            extra_json_schema={"enum": [*POLICIES, None]},
+        ),
+    ] = None
     max_completion_tokens: Annotated[
         PositiveInt | None, Meta(description="OpenAI's newer name; it wins.")
     ] = None
@@ -106,7 +139,7 @@ def parse_chat(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatReque
     continue_final_message = bool(fields.continue_final_message)
     return ChatRequest(
         model=fields.model,
-        messages=to_messages(fields.messages, limits.max_depth),
+        messages=_messages(fields, limits),
         generation=to_generation(
             fields, limits, None if max_tokens is None else int(max_tokens), _logprobs(fields)
         ),
@@ -116,7 +149,37 @@ def parse_chat(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatReque
         chat_template_kwargs=_template_variables(fields, limits),
         add_generation_prompt=_add_generation_prompt(fields),
         continue_final_message=continue_final_message,
+        template=_template(fields.template),
+        context_policy=_one_of(fields.context_policy, POLICIES, "context_policy"),
     )
+
+
+def _messages(fields: ChatBody, limits: RequestLimits) -> tuple[dict[str, Any], ...]:
+    """The request's own messages; there may be none after a template."""
+    if fields.messages is UNSET:
+        if fields.template is None:
+            raise InvalidRequest("'messages' is required.", "messages")
+        return ()
+    if not fields.messages and fields.template is not None:
+        return ()
+    return to_messages(fields.messages, limits.max_depth)
+
+
+def _template(template: Template | None) -> TemplateUse | None:
+    if template is None:
+        return None
+    variables = template.variables or {}
+    for slot, value in variables.items():
+        if not isinstance(value, str):
+            param = f"template.variables.{slot[:MAX_SHOWN_CHARS]}"
+            raise InvalidRequest(f"'{param}' must be a string, got {show(value)}.", param)
+    return TemplateUse(template.name, variables)
+
+
+def _one_of(value: str | None, allowed: Sequence[str], param: str) -> str | None:
+    if value is not None and value not in allowed:
+        raise InvalidRequest(f"'{param}' must be one of {', '.join(allowed)}, got {show(value)}.", param)
+    return value
 
 
 def _logprobs(fields: ChatBody) -> int | None:
@@ -164,14 +227,9 @@ def _template_variables(fields: ChatBody, limits: RequestLimits) -> dict[str, An
         raise InvalidRequest(
             f"'{param}' is not allowed: the server sets this template variable itself.", param
         )
-    effort = fields.reasoning_effort
+    effort = _one_of(fields.reasoning_effort, REASONING_EFFORTS, "reasoning_effort")
     if effort is None:
         return variables
-    if effort not in REASONING_EFFORTS:
-        raise InvalidRequest(
-            f"'reasoning_effort' must be one of {', '.join(REASONING_EFFORTS)}, got {show(effort)}.",
-            "reasoning_effort",
-        )
     variables["reasoning_effort"] = effort
     variables.setdefault("enable_thinking", effort != "none")
     return variables

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from pipeline.outbound import PositionLogprobs
-from pipeline.values import FinishReason, Usage
+from pipeline.values import Dropped, FinishReason, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
@@ -210,8 +210,16 @@ def usage_object(usage: Usage) -> dict[str, Json]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | _dropped(usage.dropped),
     }
+
+
+def _dropped(dropped: Dropped | None) -> dict[str, Json]:
+    """What a context policy left out of the prompt; nothing if that is nothing."""
+    if dropped is None:
+        return {}
+    counts = {"dropped_messages": dropped.num_messages, "dropped_tokens": dropped.num_tokens}
+    return counts | ({"dropped_characters": dropped.num_characters} if dropped.num_characters else {})
 
 
 def _with_filter_result(choice: dict[str, Json], finish: FinishReason) -> dict[str, Json]:

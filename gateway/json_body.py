@@ -26,7 +26,7 @@ MAX_LOOKUP_BYTES: Final = 1 << 20
 MAX_SHOWN_CHARS: Final = 60
 # Fields whose values are the users' own text: their errors name type and length, never the text.
 TEXT_FIELDS: Final = frozenset(
-    {"messages", "prompt", "suffix", "documents", "tools", "functions", "stop", "bad_words"}
+    {"messages", "prompt", "suffix", "documents", "template", "tools", "functions", "stop", "bad_words"}
 )
 
 _JSON_NAMES: Final = {

@@ -111,6 +111,10 @@ class Metrics:
         self.requests = make("headrace_requests", help_, "route", "status", "ended")
         help_ = "Prompt tokens that the engine found in its prefix cache."
         self.cached_tokens = make("headrace_cached_prompt_tokens", help_, MODEL_LABEL)
+        help_ = "Messages that a context policy left out."
+        self.dropped_messages = make("headrace_context_dropped_messages", help_, MODEL_LABEL)
+        help_ = "Tokens by which context policies made prompts shorter."
+        self.dropped_tokens = make("headrace_context_dropped_tokens", help_, MODEL_LABEL)
         self.hits = make("headrace_rule_hits", "Content rule hits.", "rule", "direction", "action")
         help_ = "Choices sent to another worker after theirs was lost."
         self.resubmitted = make("headrace_resubmitted", help_)

@@ -25,6 +25,7 @@ CHAT_EXAMPLE: Final = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
+MAIN_FIELDS: Final = ("messages", "template")  # one of these is required
 COMPLETION_EXAMPLE: Final = {"prompt": "The sky is blue because", "max_tokens": 32, "temperature": 0}
 
 
@@ -187,9 +188,10 @@ def _describe_body(schema: Json, limits: RequestLimits) -> None:
             alternative |= {"minLength": 1, "maxLength": limits.max_stop_chars}
     for name in UNSUPPORTED:
         del properties[name]
-    schema["properties"] = dict(
-        sorted(properties.items(), key=lambda item: item[0] not in schema["required"])
-    )
+    first = (*schema["required"], *MAIN_FIELDS)
+    schema["properties"] = dict(sorted(properties.items(), key=lambda item: item[0] not in first))
+    if "template" in properties:
+        schema["anyOf"] = [{"required": ["messages"]}, {"required": ["template"]}]
     schema["description"] += (
         " Null is the same as leaving a field out. Unknown fields are ignored. Known and refused: "
         f"{', '.join(UNSUPPORTED)}."

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from gateway.metrics import Metrics
-from pipeline.values import FirstToken, Usage
+from pipeline.values import Dropped, FirstToken, Usage
 
 
 @dataclass(slots=True)
@@ -26,6 +26,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    dropped: Dropped | None = None  # by a context policy
     stages_s: dict[str, float] = field(default_factory=dict)
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -52,7 +53,7 @@ class RequestRecord:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self.output_tokens, self.cached_tokens)
+        return Usage(self.prompt_tokens, self.output_tokens, self.cached_tokens, self.dropped)
 
     @property
     def ttft_s(self) -> float | None:
@@ -88,6 +89,19 @@ class RequestRecord:
             parts.append(f"queue;dur={self.first.queue_ms:.3f}")
         return ", ".join(parts).encode()
 
+    def context(self) -> bytes | None:
+        """The `x-headrace-context` header: what a context policy has dropped; None if nothing."""
+        dropped = self.dropped
+        if dropped is None:
+            return None
+        counts = {
+            "messages": dropped.num_messages,
+            "characters": dropped.num_characters,
+            "tokens": dropped.num_tokens,
+        }
+        parts = [f"{name}={number}" for name, number in counts.items() if number]
+        return "; ".join([dropped.policy, *parts]).encode()
+
     def log_fields(self, now_s: float, wall_s: float) -> dict[str, Any]:
         """The request log's line. No text."""
         return {
@@ -102,6 +116,8 @@ class RequestRecord:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
+            "dropped_messages": 0 if self.dropped is None else self.dropped.num_messages,
+            "dropped_tokens": 0 if self.dropped is None else self.dropped.num_tokens,
             "choices": self.num_choices,
             **self.timings(now_s),
             "finish": self.finish,
@@ -126,6 +142,9 @@ class RequestRecord:
         metrics.tokens.labels(self.model, "input").observe(self.prompt_tokens)
         metrics.tokens.labels(self.model, "output").observe(self.output_tokens)
         metrics.cached_tokens.labels(self.model).inc(self.cached_tokens)
+        if self.dropped is not None:
+            metrics.dropped_messages.labels(self.model).inc(self.dropped.num_messages)
+            metrics.dropped_tokens.labels(self.model).inc(self.dropped.num_tokens)
         if self.ttft_s is not None:
             metrics.ttft.labels(self.model).observe(self.ttft_s)
         if self.first is not None:

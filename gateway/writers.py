@@ -186,12 +186,14 @@ class JsonWriter:
 
 
 def head(headers: Sequence[tuple[bytes, bytes]], record: RequestRecord) -> list[tuple[bytes, bytes]]:
-    """Response headers of an answer: its kind, its id, and what is known of its stages."""
-    return [
+    """Response headers of an answer: its kind, its id, what is known of its stages, what was left out."""
+    all_headers = [
         *headers,
         (b"x-request-id", record.request_id.encode()),
         (b"server-timing", record.server_timing()),
     ]
+    context = record.context()
+    return all_headers if context is None else [*all_headers, (b"x-headrace-context", context)]
 
 
 def send_error(outlet: Outlet, error: Exception, record: RequestRecord) -> None:

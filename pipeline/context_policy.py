@@ -61,21 +61,6 @@ def room_for(generation: Generation, policy: str, default_max_tokens: int, max_m
     return Room(max_model_len, max(1, min(default_max_tokens, max_model_len // 2)))
 
 
-def least_tokens(num_bytes: int, max_token_bytes: int) -> int:
-    """How many tokens a text of so many bytes of UTF-8 has at least. `max_token_bytes`: of the vocabulary.
-
-    Holds for the rendered text (templates trim and leave out), and for tokenizers that keep every byte.
-    """
-    return -(-num_bytes // max_token_bytes)
-
-
-def refuse_hopeless(num_bytes: int, max_token_bytes: int, room: Room) -> None:
-    """Raises `ContextTooLong` if a rendered text of so many bytes cannot fit, however it is encoded."""
-    least = least_tokens(num_bytes, max_token_bytes)
-    if least > room.num_tokens:
-        raise room.refusal(least)
-
-
 def fit(
     request: ChatRequest, policy: str, num_tokens: int, room: Room, count: Count
 ) -> Generator[Any, Any, Fitted]:

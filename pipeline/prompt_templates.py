@@ -89,17 +89,14 @@ def expanded(request: ChatRequest, templates: Mapping[str, PromptTemplate]) -> C
     return replace(request, messages=(*messages, *request.messages), template=None)
 
 
-def check_variables(template: PromptTemplate, variables: Mapping[str, object]) -> None:
-    """Raises `InvalidRequest` unless there is a text for each slot, and nothing else."""
+def check_variables(template: PromptTemplate, variables: Iterable[str]) -> None:
+    """Raises `InvalidRequest` unless there is a variable for each slot, and no other."""
     slots = template.slots
     allowed = f"the slots of {template.name!r} are: {', '.join(slots) or 'none'}"
-    for name, value in variables.items():
-        param = "template.variables"
+    for name in variables:
         if name not in slots:
+            param = "template.variables"
             raise InvalidRequest(f"'{param}' has the unknown slot {_shown(name)}; {allowed}.", param)
-        if not isinstance(value, str):
-            param = f"{param}.{name}"
-            raise InvalidRequest(f"'{param}' must be a string, got {type(value).__name__}.", param)
     missing = [slot for slot in slots if slot not in variables]
     if missing:
         raise InvalidRequest(

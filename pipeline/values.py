@@ -139,6 +139,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    dropped: Dropped | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from gateway.frames import (
     usage_object,
 )
 from pipeline.outbound import PositionLogprobs
-from pipeline.values import TokenLogprobs, Usage
+from pipeline.values import Dropped, TokenLogprobs, Usage
 from tests.gateway.answering import vocabulary
 
 CHAT = ChatShape("r1", 1_700_000_000, "m")
@@ -153,6 +153,24 @@ def test_openais_client_reads_a_whole_chat() -> None:
     assert parsed.usage is not None
     assert parsed.usage.prompt_tokens_details is not None
     assert parsed.usage.prompt_tokens_details.cached_tokens == 2
+
+
+def test_usage_says_what_a_context_policy_dropped() -> None:
+    def details(dropped: Dropped | None) -> Any:
+        return usage_object(Usage(5, 3, 2, dropped))["prompt_tokens_details"]
+
+    assert details(None) == {"cached_tokens": 2}
+    turns = {"cached_tokens": 2, "dropped_messages": 4, "dropped_tokens": 900}
+    assert details(Dropped("drop_oldest", 4, 900)) == turns
+    middle = {"cached_tokens": 2, "dropped_messages": 0, "dropped_tokens": 900, "dropped_characters": 70}
+    assert details(Dropped("middle_out", 0, 900, 70)) == middle
+    usage = usage_object(Usage(5, 3, 2, Dropped("middle_out", 0, 900, 70)))
+    chunk = CHAT.chunk([]) | {"usage": usage}
+    parsed = ChatCompletionChunk.model_validate_json(json_bytes(chunk), strict=True)
+    assert parsed.usage is not None
+    assert parsed.usage.to_dict()["prompt_tokens_details"] == middle
+    read = msgspec.json.decode(json_bytes(chunk), type=answer_schema.ChatChunk)
+    assert msgspec.json.decode(msgspec.json.encode(read)) == chunk
 
 
 def test_openais_client_reads_completions() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
 from pipeline.errors import ClientError, InvalidRequest
-from pipeline.values import Delivery
+from pipeline.values import Delivery, TemplateUse
 from tests.gateway.bodies import CHAT, COMPLETION, FIELDS, SCHEMA, TOOL, chat, completion, encode
 
 SECRET = "correct horse battery staple"
@@ -37,6 +37,36 @@ def test_minimal_chat_has_no_sampling_values_of_its_own() -> None:
     assert request.delivery == Delivery()
     assert request.add_generation_prompt
     assert not request.continue_final_message
+
+
+@pytest.mark.parametrize("messages", [{}, {"messages": []}])
+def test_after_a_template_there_may_be_no_messages(messages: dict[str, Any]) -> None:
+    body = {"model": "m", "template": {"name": "qa", "variables": {"shop": "A", "q": ""}}, **messages}
+    request = parse_chat(encode(body))
+    assert request.messages == ()
+    assert request.template == TemplateUse("qa", {"shop": "A", "q": ""})
+
+
+def test_a_template_may_come_without_variables_and_before_messages() -> None:
+    request = parse_chat(chat(template={"name": "qa"}))
+    assert request.template == TemplateUse("qa", {})
+    assert len(request.messages) == 1
+    assert parse_chat(chat(template=None)).template is None
+
+
+def test_without_a_template_messages_are_required() -> None:
+    refused = refusal(parse_chat, encode({"model": "m"}))
+    assert (refused.message, refused.param) == ("'messages' is required.", "messages")
+
+
+@pytest.mark.parametrize("policy", ["error", "drop_oldest", "middle_out", None])
+def test_a_context_policy_is_read(policy: str | None) -> None:
+    assert parse_chat(chat(context_policy=policy)).context_policy == policy
+
+
+def test_a_bad_context_policy_names_those_that_exist() -> None:
+    message = refusal(parse_chat, chat(context_policy="drop")).message
+    assert message == "'context_policy' must be one of error, drop_oldest, middle_out, got \"drop\"."
 
 
 def test_every_sampling_field_reaches_the_generation() -> None:
@@ -303,6 +333,14 @@ BOTH_REFUSE: list[tuple[dict[str, Any], str]] = [
 
 CHAT_REFUSES: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
+    ({"template": "x"}, "template"),
+    ({"template": {}}, "template.name"),
+    ({"template": {"name": None}}, "template.name"),
+    ({"template": {"name": "x", "variables": []}}, "template.variables"),
+    ({"template": {"name": "x", "variables": {"a": "", "b": 3}}}, "template.variables.b"),
+    ({"template": {"name": "x", "variables": {"a": None}}}, "template.variables.a"),
+    ({"context_policy": "drop"}, "context_policy"),
+    ({"context_policy": 1}, "context_policy"),
     ({"messages": None}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": [3]}, "messages[0]"),
@@ -437,6 +475,9 @@ def test_message_names_the_value_and_the_limit() -> None:
         {"messages": [{"role": "user", "content": "x", "name": [SECRET]}]},
         {"stop": [SECRET * 20]},
         {"documents": SECRET},
+        {"template": SECRET},
+        {"template": {"name": [SECRET]}},
+        {"template": {"name": "x", "variables": {"a": [SECRET]}}},
         {"tools": SECRET},
         {"functions": SECRET},
         {"suffix": SECRET},

@@ -111,6 +111,32 @@ def test_accepted_bodies_fit_the_schema(api: Any) -> None:
     assert num_checked > 100
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_allowed"),
+    [
+        ({"messages": CHAT["messages"]}, True),
+        ({"template": {"name": "x"}}, True),
+        ({"template": {"name": "x", "variables": {"a": "b"}}, "messages": []}, True),
+        ({"template": {"name": "x", "variables": {"a": 1}}}, False),
+        ({"template": {"variables": {}}}, False),
+        ({}, False),
+        ({"messages": CHAT["messages"], "context_policy": "middle_out"}, True),
+        ({"messages": CHAT["messages"], "context_policy": "middle"}, False),
+    ],
+)
+def test_templates_and_policies_are_documented_as_they_are_parsed(
+    api: Any, fields: dict[str, Any], is_allowed: bool
+) -> None:
+    body = {"model": "m", **fields}
+    assert validator(api, "ChatBody").is_valid(body) == accepts(parse_chat, body) == is_allowed
+
+
+def test_what_is_most_needed_is_documented_first(api: Any) -> None:
+    schemas = api["components"]["schemas"]
+    assert list(schemas["ChatBody"]["properties"])[:3] == ["model", "messages", "template"]
+    assert list(schemas["CompletionBody"]["properties"])[:2] == ["model", "prompt"]
+
+
 def test_examples_are_accepted(api: Any) -> None:
     for path, parse in (("/v1/chat/completions", parse_chat), ("/v1/completions", parse_completion)):
         parse(encode(api["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]))

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.metrics import MODEL_LABEL, Metrics
 from gateway.record import RequestRecord
-from pipeline.values import FirstToken, Usage
+from pipeline.values import Dropped, FirstToken, Usage
 
 
 def record(**fields: object) -> RequestRecord:
@@ -64,6 +64,36 @@ def test_log_fields_are_json_with_the_times() -> None:
         1000.0,
     )
     assert (fields["id"], fields["model"], fields["cached_tokens"]) == ("r1", "m", 7)
+
+
+def test_what_a_context_policy_dropped_is_told_everywhere() -> None:
+    dropped = Dropped("drop_oldest", 4, 1234)
+    one = record(model="m", dropped=dropped)
+    assert one.usage.dropped == dropped
+    assert one.context() == b"drop_oldest; messages=4; tokens=1234"
+    fields = one.log_fields(101.0, 0.0)
+    assert (fields["dropped_messages"], fields["dropped_tokens"]) == (4, 1234)
+    metrics = Metrics()
+    one.count(metrics, 101.0)
+    value = metrics.registry.get_sample_value
+    assert value("headrace_context_dropped_messages_total", {MODEL_LABEL: "m"}) == 4
+    assert value("headrace_context_dropped_tokens_total", {MODEL_LABEL: "m"}) == 1234
+
+
+def test_a_cut_in_a_text_is_told_in_characters() -> None:
+    one = record(model="m", dropped=Dropped("middle_out", 0, 1234, 5000))
+    assert one.context() == b"middle_out; characters=5000; tokens=1234"
+
+
+def test_where_nothing_was_dropped_nothing_is_told() -> None:
+    one = record(model="m")
+    assert one.context() is None
+    fields = one.log_fields(101.0, 0.0)
+    assert (fields["dropped_messages"], fields["dropped_tokens"]) == (0, 0)
+    metrics = Metrics()
+    one.count(metrics, 101.0)
+    labels = {MODEL_LABEL: "m"}
+    assert metrics.registry.get_sample_value("headrace_context_dropped_tokens_total", labels) is None
 
 
 def test_a_refused_request_counts_without_a_model() -> None:

@@ -8,6 +8,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from gateway.frames import json_bytes
 from gateway.writers import send_error
 from pipeline.errors import BadKey, QueueFull
+from pipeline.values import Dropped
 from tests.gateway.answering import CREATED, REQUEST_ID, Case, ids_of
 
 STREAM_HEADERS = {
@@ -29,6 +30,14 @@ async def test_stream_has_its_headers_and_no_length() -> None:
     one = case()
     one.streams[0].say("a", "stop")
     assert one.client.headers == STREAM_HEADERS
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_head_says_what_a_context_policy_dropped(stream: bool) -> None:
+    one = case(stream=stream)
+    one.record.dropped = Dropped("drop_oldest", 4, 1234)
+    one.streams[0].say("a", "stop")
+    assert one.client.headers["x-headrace-context"] == "drop_oldest; messages=4; tokens=1234"
 
 
 async def test_head_of_a_heartbeat_does_not_know_the_queue() -> None:

@@ -15,8 +15,6 @@ from pipeline.context_policy import (
     Room,
     droppable,
     fit,
-    least_tokens,
-    refuse_hopeless,
     room_for,
 )
 from pipeline.errors import ContextTooLong
@@ -106,15 +104,6 @@ def test_room_is_kept_for_the_answer(max_tokens: int | None, policy: str, reserv
 def test_the_default_for_the_answer_takes_half_of_a_short_context_at_most() -> None:
     assert room_for(Generation({}), "drop_oldest", 2048, 512).num_tokens == 256
     assert room_for(Generation({}), "drop_oldest", 2048, 1).max_tokens == 1
-
-
-def test_a_hopeless_text_is_refused_by_its_length_alone() -> None:
-    room = Room(8192, 192)
-    assert least_tokens(0, 128) == 0
-    assert least_tokens(129, 128) == 2
-    refuse_hopeless(8000 * 128, 128, room)
-    with pytest.raises(ContextTooLong, match="8001 tokens and 192 were reserved"):
-        refuse_hopeless(8000 * 128 + 1, 128, room)
 
 
 # -- drop_oldest ---------------------------------------------------------------------------------------------
