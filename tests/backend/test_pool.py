@@ -17,7 +17,7 @@ import pytest
 
 from backend.address import Address, parse_address
 from backend.link_client import ClientLimits
-from backend.pool import PoolSettings, WorkerPool
+from backend.pool import PoolSettings, RemoteWorker, WorkerPool
 from backend.scripted import Faults
 from pipeline.errors import EngineFault, NoWorker, QueueFull, UnknownModel, WorkerLost, WorkerStalled
 from pipeline.values import ModelInfo
@@ -30,6 +30,7 @@ async def pooled(
     *addresses: Address,
     on_model: Any = None,
     limits: ClientLimits | None = None,
+    on_change: Any = lambda worker: None,
     **settings: Any,
 ) -> AsyncIterator[WorkerPool]:
     async def ignore(info: ModelInfo, files: Mapping[str, bytes]) -> None:
@@ -42,7 +43,7 @@ async def pooled(
         max_backoff_s=0.05,
         **settings,
     )
-    pool = WorkerPool(addresses, chosen, on_model or ignore, random.Random(1))
+    pool = WorkerPool(addresses, chosen, on_model or ignore, random.Random(1), on_change)
     await pool.start()
     try:
         yield pool
@@ -226,6 +227,70 @@ async def test_queue_bound_in_tokens_lets_a_single_long_prompt_in(tmp_path: Path
             pool.submit(make_call([2]), RecordingSink())
         await until(lambda: sink.first is not None)
         pool.submit(make_call([2]), RecordingSink())
+
+
+async def test_call_in_the_background_goes_to_its_worker_and_refuses_nobody(tmp_path: Path) -> None:
+    ready: list[RemoteWorker] = []
+    async with (
+        scripted(tmp_path, step_ms=50.0) as server,
+        pooled(
+            tmp_path,
+            server.address,
+            max_waiting_requests=1,
+            max_waiting_tokens=100,
+            on_change=ready.append,
+        ) as pool,
+    ):
+        await all_ready(pool)
+        (worker,) = ready
+        background = RecordingSink()
+        worker.submit_background(make_call([1] * 5000, max_tokens=1), background)
+        pool.check_room("scripted")
+        (status,) = pool.statuses()
+        assert (status.outstanding_requests, status.waiting_requests) == (1, 0)
+        assert (status.outstanding_tokens, status.waiting_tokens) == (0, 0)
+        user = RecordingSink()
+        pool.submit(make_call([2] * 50, max_tokens=1), user)
+        with pytest.raises(QueueFull):
+            pool.check_room("scripted")
+        assert await asyncio.wait_for(background.ended, 20) == "length"
+        assert await asyncio.wait_for(user.ended, 20) == "length"
+        assert pool.statuses()[0].outstanding_requests == 0
+
+
+async def test_change_is_told_when_a_worker_becomes_ready_or_is_no_longer(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path / "model")
+    told: list[tuple[str, str]] = []
+
+    def note(worker: RemoteWorker) -> None:
+        assert worker.welcome is not None
+        told.append((worker.welcome.worker, worker.state))
+        if worker.state == "ready":
+            worker.submit_background(make_call([1]), RecordingSink())
+        else:
+            with pytest.raises(WorkerLost, match=worker.state):
+                worker.submit_background(make_call([1]), RecordingSink())
+
+    async with AsyncExitStack() as stack:
+        async with scripted(tmp_path, tokenizer=tokenizer, name="first") as server:
+            pool = await stack.enter_async_context(pooled(tmp_path, server.address, on_change=note))
+            await all_ready(pool)
+            for state in ("draining", "ready"):
+                server._refusal = "for a while" if state == "draining" else None
+                server._broadcast_stats()
+                await until(lambda state=state: states(pool) == [state])
+            for connection in list(server._connections):
+                connection.abort()
+        await until(lambda: states(pool) == ["connecting"])
+        await stack.enter_async_context(scripted(tmp_path, tokenizer=tokenizer, name="second"))
+        await all_ready(pool)
+        assert told == [
+            ("first", "ready"),
+            ("first", "draining"),
+            ("first", "ready"),
+            ("first", "connecting"),
+            ("second", "ready"),
+        ]
 
 
 async def test_prefix_stays_with_its_worker_until_that_has_too_much(tmp_path: Path) -> None:

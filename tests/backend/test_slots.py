@@ -37,6 +37,31 @@ async def test_aborted_slot_counts_no_more_but_stays_taken() -> None:
     assert table.allocate(make_call([1]), RecordingSink()) is slot
 
 
+@pytest.mark.parametrize("end", ["finish", "abort", "error"])
+async def test_background_slot_is_live_but_no_load(end: str) -> None:
+    table = SlotTable()
+    slot = table.allocate(make_call([1] * 30, max_tokens=8), RecordingSink(), is_background=True)
+    assert sums(table) == (1, 0, 0, 0)
+    user = table.allocate(make_call([1] * 5, max_tokens=2), RecordingSink())
+    table.first_token(slot)
+    assert sums(table) == (2, 7, 1, 5)
+    if end == "abort":
+        table.abort(slot)
+    else:
+        table.release(slot, end)
+    assert sums(table) == (1, 7, 1, 5)
+    table.release(user, "finish")
+    assert sums(table) == (0, 0, 0, 0)
+
+
+async def test_slot_after_a_background_one_counts_again() -> None:
+    table = SlotTable()
+    slot = table.allocate(make_call([1] * 30, max_tokens=8), RecordingSink(), is_background=True)
+    table.release(slot, "finish")
+    assert table.allocate(make_call([1] * 30, max_tokens=8), RecordingSink()) is slot
+    assert sums(table) == (1, 38, 1, 30)
+
+
 async def test_generation_is_new_at_each_use() -> None:
     table = SlotTable()
     seen = set()
