@@ -16,10 +16,13 @@ from starlette.routing import Route
 from backend.pool import WorkerPool, WorkerStatus
 from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
+from gateway.prompt_settings import WarmPrompt
 from gateway.system_routes import SystemRoutes, http_error
+from gateway.warmup import WarmLimits, Warmup
 from pipeline.values import ModelInfo
 from tests.gateway.serving import INFO
 from tests.gateway.test_metrics import STATUS
+from tests.gateway.test_warmup import FakeWorker
 
 AUTH = {"authorization": "Bearer secret"}
 
@@ -40,12 +43,18 @@ class Pool:
 class Site:
     """The routes as an app, with what they show in hand."""
 
-    def __init__(self, *models: ModelInfo, keys: Sequence[str] = (), draining: bool = False) -> None:
+    def __init__(
+        self,
+        *models: ModelInfo,
+        keys: Sequence[str] = (),
+        draining: bool = False,
+        warmup: Warmup | None = None,
+    ) -> None:
         self.metrics = Metrics()
         pool = Pool(models)
         publish: Callable[[], None] = lambda: self.metrics.publish_workers(pool.statuses())  # noqa: E731
         routes = SystemRoutes(
-            cast(WorkerPool, pool), ApiKeys(keys), self.metrics, publish, lambda: draining
+            cast(WorkerPool, pool), ApiKeys(keys), self.metrics, publish, lambda: draining, warmup
         ).routes()
         posts = [Route("/v1/chat/completions", lambda request: None, methods=["POST"])]
         self._app = Starlette(routes=[*posts, *routes], exception_handlers={HTTPException: http_error})
@@ -74,6 +83,24 @@ async def test_ready_needs_a_model_and_no_drain(models: list[ModelInfo], drainin
 async def test_ready_says_why_when_asked() -> None:
     (worker,) = (await Site(INFO).ask("/ready?verbose")).json()["workers"]
     assert (worker["address"], worker["state"], worker["running"]) == ("tcp://w:1", "ready", 3)
+
+
+async def test_ready_waits_for_warm_prompts_where_it_should() -> None:
+    prompt = WarmPrompt(messages=({"role": "system", "content": "Be brief."},))
+    limits = WarmLimits(before_ready=True, ready_limit_s=0.0)
+    warmup = Warmup([prompt], lambda model, prompt: b"", Metrics(), limits)
+    site = Site(INFO, warmup=warmup)
+    answer = await site.ask("/ready")
+    assert (answer.status_code, answer.json()) == (503, {"ready": False, "draining": False, "warming": True})
+    worker = FakeWorker()
+    worker.state = "ready"
+    warmup.worker_changed(worker)  # and the time is over at once
+    answer = await site.ask("/ready?verbose")
+    assert (answer.status_code, "warming" in answer.json()) == (200, False)
+    (shown,) = answer.json()["warm"]
+    assert (shown["worker"], shown["states"]["pending"]) == (worker.key, 1)
+    assert [row["title"] for row in shown["prompts"]] == ["1 message"]
+    await warmup.stop()
 
 
 async def test_metrics_are_prometheus_text_with_the_workers_figures() -> None:
