@@ -19,8 +19,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -40,7 +39,7 @@ MAX_WARMUP_S: Final = 600.0  # a busy engine serves users first, so it may take 
 MAX_SHOWN: Final = 200  # prompts per worker in /ready?verbose
 _MAX_ERROR_CHARS: Final = 200
 
-PrefixIds = Callable[[str, WarmPrompt], bytes]
+PrefixIds = Callable[[str, WarmPrompt], Awaitable[bytes | memoryview]]
 
 
 class Introduction(Protocol):
@@ -88,9 +87,8 @@ class _Site:
 
 
 class Warmup:
-    """Warms `prompts`. `prefix_ids(model, prompt)` gives the ids, int32 little-endian, with which every
-    request that begins with the prompt begins; it is called in `executor`, and what it raises marks the
-    prompt failed.
+    """Warms `prompts`. `await prefix_ids(model, prompt)` gives the ids, int32 little-endian, with which every
+    request begins that begins with the prompt; what it raises marks the prompt failed.
     """
 
     def __init__(
@@ -100,7 +98,6 @@ class Warmup:
         metrics: Metrics,
         limits: WarmLimits | None = None,
         turns: Turns | None = None,
-        executor: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prompts = tuple(prompts)
@@ -108,7 +105,6 @@ class Warmup:
         self._metrics = metrics
         self._limits = limits or WarmLimits()
         self._turns = turns or Turns()
-        self._executor = executor
         self._clock = clock
         self._sites: dict[str, _Site] = {}  # by the worker's address
         self._by_name: dict[str, _Site] = {}  # ready ones, by the name that a handle tells
@@ -227,9 +223,7 @@ class Warmup:
         return can_be_warmed
 
     async def _render(self, key: WarmKey) -> bytes:
-        loop = asyncio.get_running_loop()
-        prompt = self._prompts[key.number]
-        return bytes(await loop.run_in_executor(self._executor, self._prefix_ids, key.model, prompt))
+        return bytes(await self._prefix_ids(key.model, self._prompts[key.number]))
 
     async def _warm(self, site: _Site, row: WarmRow) -> None:
         """One request, to whatever end."""

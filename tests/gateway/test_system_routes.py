@@ -88,7 +88,11 @@ async def test_ready_says_why_when_asked() -> None:
 async def test_ready_waits_for_warm_prompts_where_it_should() -> None:
     prompt = WarmPrompt(messages=({"role": "system", "content": "Be brief."},))
     limits = WarmLimits(before_ready=True, ready_limit_s=0.0)
-    warmup = Warmup([prompt], lambda model, prompt: b"", Metrics(), limits)
+
+    async def no_ids(model: str, prompt: WarmPrompt) -> bytes:
+        raise AssertionError("the test ends before")
+
+    warmup = Warmup([prompt], no_ids, Metrics(), limits)
     site = Site(INFO, warmup=warmup)
     answer = await site.ask("/ready")
     assert (answer.status_code, answer.json()) == (503, {"ready": False, "draining": False, "warming": True})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from gateway import warmup as warmup_module
 from gateway.metrics import Metrics
 from gateway.prompt_settings import WarmPrompt
 from gateway.turns import Turns
-from gateway.warmup import WARM_PRIORITY, WarmLimits, Warmup
+from gateway.warmup import WARM_PRIORITY, PrefixIds, WarmLimits, Warmup
 from pipeline.errors import EngineRejected, HeadraceError, QueueFull, WorkerLost
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, FirstToken, TemplateUse
@@ -34,7 +34,7 @@ def packed(ids: Sequence[int]) -> bytes:
     return array("i", ids).tobytes()
 
 
-def prefix_ids(model: str, prompt: WarmPrompt) -> bytes:
+async def prefix_ids(model: str, prompt: WarmPrompt) -> bytes:
     return packed(IDS[prompt.messages[0]["content"]])
 
 
@@ -134,7 +134,7 @@ class Site:
 async def warming(
     *prompts: WarmPrompt,
     limits: WarmLimits | None = None,
-    ids: Callable[[str, WarmPrompt], bytes] = prefix_ids,
+    ids: PrefixIds = prefix_ids,
     turns: Turns | None = None,
 ) -> AsyncIterator[Site]:
     metrics, clock = Metrics(), Clock()
@@ -195,9 +195,9 @@ async def test_only_the_workers_of_its_model_are_warmed() -> None:
     of_m = WarmPrompt(messages=SHOP.messages, model="m")
     asked = []
 
-    def ids(model: str, prompt: WarmPrompt) -> bytes:
+    async def ids(model: str, prompt: WarmPrompt) -> bytes:
         asked.append(model)
-        return prefix_ids(model, prompt)
+        return await prefix_ids(model, prompt)
 
     async with warming(of_m, DOCUMENT, ids=ids) as site:
         one = FakeWorker("tcp://w:1", model_names=["alias", "m"])
@@ -216,9 +216,9 @@ async def test_only_the_workers_of_its_model_are_warmed() -> None:
 async def test_workers_of_one_model_are_warmed_side_by_side_from_one_rendering() -> None:
     asked = []
 
-    def ids(model: str, prompt: WarmPrompt) -> bytes:
+    async def ids(model: str, prompt: WarmPrompt) -> bytes:
         asked.append(model)
-        return prefix_ids(model, prompt)
+        return await prefix_ids(model, prompt)
 
     async with warming(SHOP, ids=ids) as site:
         workers = [FakeWorker(f"tcp://w:{number}", worker=f"w-{number}") for number in range(3)]
@@ -381,10 +381,10 @@ async def test_what_the_engine_refuses_is_not_tried_again() -> None:
 async def test_prompt_that_cannot_be_rendered_fails_alone_and_is_tried_when_its_worker_is_back() -> None:
     is_broken = True
 
-    def ids(model: str, prompt: WarmPrompt) -> bytes:
+    async def ids(model: str, prompt: WarmPrompt) -> bytes:
         if is_broken and prompt is SHOP:
             raise ValueError("no chat template")
-        return prefix_ids(model, prompt)
+        return await prefix_ids(model, prompt)
 
     async with warming(SHOP, DOCUMENT, ids=ids) as site:
         worker = FakeWorker()
@@ -522,7 +522,7 @@ async def test_report_shows_no_text_and_no_salt() -> None:
     secret = WarmPrompt(messages=SHOP.messages, cache_salts=("tenant-secret",))
     named = WarmPrompt(template=TemplateUse("qa", {"shop": "private"}), cache_salts=(None,))
 
-    def ids(model: str, prompt: WarmPrompt) -> bytes:
+    async def ids(model: str, prompt: WarmPrompt) -> bytes:
         return packed(IDS["shop"])
 
     async with warming(secret, named, ids=ids) as site:
