@@ -16,11 +16,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import BuiltinMethodType
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pipeline import content_format
@@ -92,8 +95,49 @@ def _strftime(now_s: float) -> Callable[[str], str]:
     return lambda format_: datetime.fromtimestamp(now_s).strftime(format_)
 
 
+# What JSON's objects have beside their keys, and methods of strings that can do no harm.
+_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
+_SAFE_STRING_METHODS: Final = frozenset(
+    ("startswith", "endswith", "split", "strip", "lstrip", "rstrip", "replace", "upper", "lower", "title")
+)
+
+
+_SAFE_ATTRIBUTES: Final[Mapping[type, frozenset[str]]] = {
+    str: _SAFE_STRING_METHODS,
+    LoopContext: frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem")),
+}
+_SCOPES: Final = frozenset(("_loop_vars", "_block_vars"))  # which Jinja hands to whatever it calls
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with short cuts for what templates do most: a third of the time per message."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if attribute in _SAFE_ATTRIBUTES.get(kind, ()):
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+        if (
+            type(obj) is BuiltinMethodType
+            and type(obj.__self__) is str
+            and obj.__name__ in _SAFE_STRING_METHODS
+            and kwargs.keys() <= _SCOPES
+        ):
+            return obj(*args)
+        return super().call(context, obj, *args, **kwargs)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

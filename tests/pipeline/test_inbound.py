@@ -49,11 +49,12 @@ def finish(inbound: Inbound, request: Any, now_s: float = 0.0, rules: InputRules
 
 def first_need(steps: Steps[Ready]) -> Need | Ready:
     """The first need, or the result if there is none."""
+    found: Need | Ready
     try:
-        return next(steps)
+        found = next(steps)
     except StopIteration as done:
-        assert isinstance(done.value, Ready)
-        return done.value
+        found = done.value
+    return found
 
 
 def rules_of(text: str, name: str = "words.txt") -> InputRules:
