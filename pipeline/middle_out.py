@@ -65,48 +65,54 @@ def _texts(messages: Messages) -> Iterator[Text]:
 class Search:
     """For the most characters that fit, where only counting tells. Mutable; for one text.
 
-    Interpolates between what fits and what does not; ends when almost all of the room is used.
+    Goes by the tokens per character between the last two tries, within what is known to fit and not to fit;
+    ends when almost all of the room is used.
     """
 
-    __slots__ = ("_fits", "_num_tries", "_per_character", "_room", "_slack", "_too_long", "least")
+    __slots__ = ("_fits", "_last", "_num_tries", "_per_character", "_room", "_slack", "_too_long", "least")
 
     def __init__(self, length: int, num_tokens: int, room: int) -> None:
-        self._fits: tuple[int, int] | None = None  # characters kept, tokens of the prompt
-        self._too_long = (length, num_tokens)
-        self._per_character = num_tokens / length
         self._room = room
         self._slack = room // _UNUSED_SHARE
+        # Characters kept, tokens of the prompt:
+        self._last = (length, num_tokens)
+        self._fits: tuple[int, int] | None = None
+        self._too_long = length
+        self._per_character = num_tokens / length
         self._num_tries = 0
         self.least = num_tokens  # that was counted
 
     def guess(self) -> int | None:
         """How many characters to keep next; None: it can't get better, or not by much."""
-        longest, num_tokens = self._too_long
-        if longest == 0 or self._num_tries == MAX_TRIES:
+        if self._num_tries == MAX_TRIES:
             return None
-        self._num_tries += 1
+        kept, num_tokens = self._last
+        excess = num_tokens - self._room + self._slack // 2
+        guess = kept - round(excess / self._per_character)
         if self._fits is None:
-            excess = num_tokens - self._room + self._slack // 2
-            guess = longest - max(1, round(excess / self._per_character))
-            return max(0, guess) if self._num_tries < MAX_TRIES else 0
-        shortest, num_fitting = self._fits
-        num_unused = self._room - num_fitting
-        if longest - shortest <= 1 or num_unused <= self._slack:
-            return None
-        wanted = (num_unused - self._slack // 2) / (num_tokens - num_fitting)
-        share = wanted if self._num_tries <= _MAX_INTERPOLATED else 0.5
-        return min(max(shortest + int((longest - shortest) * share), shortest + 1), longest - 1)
+            if self._too_long == 0:
+                return None
+            guess = max(0, min(guess, self._too_long - 1)) if self._num_tries < MAX_TRIES - 1 else 0
+        else:
+            shortest, num_fitting = self._fits
+            if self._too_long - shortest <= 1 or self._room - num_fitting <= self._slack:
+                return None
+            if self._num_tries >= _MAX_INTERPOLATED or not shortest < guess < self._too_long:
+                guess = (shortest + self._too_long) // 2
+        self._num_tries += 1
+        return guess
 
     def learn(self, num_kept: int, num_tokens: int) -> bool:
         """What a guess came to, in tokens of the prompt. Whether it fits."""
+        (last_kept, last_tokens), self._last = self._last, (num_kept, num_tokens)
+        slope = (num_tokens - last_tokens) / (num_kept - last_kept)
+        if slope > 0:
+            self._per_character = slope
         self.least = min(self.least, num_tokens)
         if num_tokens <= self._room:
             self._fits = (num_kept, num_tokens)
             return True
-        longest, num_more = self._too_long
-        if num_more > num_tokens:
-            self._per_character = (num_more - num_tokens) / (longest - num_kept)
-        self._too_long = (num_kept, num_tokens)
+        self._too_long = num_kept
         return False
 
 

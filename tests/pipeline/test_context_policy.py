@@ -19,7 +19,9 @@ from pipeline.context_policy import (
 )
 from pipeline.errors import ContextTooLong
 from pipeline.middle_out import MARKER, MAX_TRIES
+from pipeline.model_text import ModelText
 from pipeline.values import ChatRequest, Delivery, Dropped, Generation
+from tests.tokenizers import files_of, tokenizer_folder
 
 Message = dict[str, Any]
 
@@ -325,3 +327,60 @@ def test_middle_out_keeps_as_much_as_fits_for_random_chats() -> None:
         if total > room:
             assert num_tokens(fitted.request.messages) == room
         assert counted.num_counts <= MAX_TRIES
+
+
+# -- real templates and tokenizers ---------------------------------------------------------------------------
+
+
+class Real:
+    """Counts with a real model's template and tokenizer."""
+
+    def __init__(self, name: str) -> None:
+        text = ModelText.from_files(files_of(tokenizer_folder(name)))
+        assert text.chat_template is not None
+        self._template = text.chat_template
+        self._encode = text.tokenizer.encode_batch_fast
+        self.num_counts = 0
+
+    def __call__(self, candidate: ChatRequest) -> Generator[str, None, int]:
+        self.num_counts += 1
+        yield "need"
+        return self.num_tokens(candidate)
+
+    def num_tokens(self, chat: ChatRequest) -> int:
+        rendered = self._template.render(chat, 0.0).text
+        return len(self._encode([rendered], add_special_tokens=False)[0].ids)
+
+    def fit(self, chat: ChatRequest, policy: str, room: int) -> Fitted:
+        return ended(fit(chat, policy, self.num_tokens(chat), Room(room + 7, 7), self))
+
+
+def test_a_template_that_wants_alternation_takes_what_is_left() -> None:
+    real = Real("gemma3")
+    rng = random.Random(9)
+    turns = [message(role, "word " * rng.randint(1, 50)) for _ in range(12) for role in ("user", "assistant")]
+    chat = request(message("system", "Be brief."), *turns, message("user", "And now?"))
+    total = real.num_tokens(chat)
+    for room in range(40, total, total // 20):
+        fitted = real.fit(chat, "drop_oldest", room)
+        num_left = real.num_tokens(fitted.request)
+        num_dropped = len(chat.messages) - len(fitted.request.messages)
+        assert fitted.dropped == Dropped("drop_oldest", num_dropped, total - num_left)
+        one_more = request(chat.messages[0], *chat.messages[num_dropped - 1 :])
+        assert num_left <= room < real.num_tokens(one_more)
+
+
+def test_real_text_is_cut_near_the_limit_in_few_counts() -> None:
+    real = Real("qwen3")
+    words = [chr(code) for code in range(0x4E00, 0x5E00)]
+    text = "The quick brown fox. " * 2000 + "".join(words) * 3 + "{'x': [1, 2]}\n" * 1000
+    chat = request(message("system", "Be brief."), message("user", text), message("assistant", "Yes?"))
+    total = real.num_tokens(chat)
+    for room in (100, 1000, 8000):
+        real.num_counts = 0
+        fitted = real.fit(chat, "middle_out", room)
+        num_left = real.num_tokens(fitted.request)
+        assert room - max(1, room // 256) <= num_left <= room
+        assert fitted.dropped is not None
+        assert fitted.dropped.num_tokens == total - num_left
+        assert real.num_counts <= 8
