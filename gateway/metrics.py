@@ -116,6 +116,12 @@ class Metrics:
         help_ = "Tokens by which context policies made prompts shorter."
         self.dropped_tokens = make("headrace_context_dropped_tokens", help_, MODEL_LABEL)
         self.hits = make("headrace_rule_hits", "Content rule hits.", "rule", "direction", "action")
+        help_ = "Exchanges of the content rules while requests ran."
+        self.rules_reloads = make("headrace_rules_reloads", help_)
+        help_ = "Changed rule files that were refused; the rules before stayed on."
+        self.rules_failed_reloads = make("headrace_rules_failed_reloads", help_)
+        help_ = "Texts of requests, by whether they were known from an earlier scan (known, new)."
+        self.scanned_texts = make("headrace_scanned_texts", help_, "seen")
         help_ = "Choices sent to another worker after theirs was lost."
         self.resubmitted = make("headrace_resubmitted", help_)
         help_ = "Warm prompts put into a worker's prefix cache, by what made it necessary."
@@ -142,6 +148,10 @@ class Metrics:
             name: make(f"headrace_worker_{name}", help_, "livemostrecent", "worker")
             for name, help_ in WORKER_GAUGES.items()
         }
+        help_ = "The content rules in force: 1 at the start, one more after each reload."
+        self.rules_version = make("headrace_rules_version", help_, "livemax")
+        help_ = "Memory for texts that need no scan, because the rules in force have seen them."
+        self.seen_text_bytes = make("headrace_seen_text_bytes", help_, "livesum")
         help_ = "Warm prompts of a worker by their state, of one gateway process."
         self.warm_prompts = make("headrace_warm_prompts", help_, "livemostrecent", "worker", "state")
         help_ = "Tokens sent to the worker and not yet answered, by this gateway."

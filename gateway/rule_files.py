@@ -1,11 +1,19 @@
-"""The rule files of the settings, as one rule set."""
+"""The rule files of the settings, as one rule set. Watching them is `live_rules.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from filters.rules import RuleError, RuleSet, load_rules
+
+
+def read_text(path: str) -> str:
+    """The text of a rule file. Raises `RuleError` if it is not UTF-8, `OSError`."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RuleError(path, 1, f"not UTF-8 at byte {error.start}") from error
 
 
 def read_rules(path: Path, action: str) -> RuleSet:
@@ -13,19 +21,20 @@ def read_rules(path: Path, action: str) -> RuleSet:
 
     Raises `RuleError`, `OSError`.
     """
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RuleError(str(path), 1, f"not UTF-8 at byte {error.start}") from error
-    return load_rules(text, str(path), action)
+    return load_rules(read_text(str(path)), str(path), action)
 
 
 def read_all_rules(paths: Sequence[str], action: str) -> RuleSet:
     """The rules of all files in their order. Raises like `read_rules`, also for an id that two files use."""
+    return parse_all_rules([(path, read_text(path)) for path in paths], action)
+
+
+def parse_all_rules(texts: Iterable[tuple[str, str]], action: str) -> RuleSet:
+    """The rules of all files, of which path and text are given. Raises `RuleError`."""
     rules = []
     file_of: dict[str, str] = {}
-    for path in paths:
-        for rule in read_rules(Path(path), action).rules:
+    for path, text in texts:
+        for rule in load_rules(text, path, action).rules:
             if rule.id in file_of:
                 raise RuleError(path, 1, f"the rule id {rule.id!r} is already used in {file_of[rule.id]}")
             file_of[rule.id] = path

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from gateway.prompt_settings import WarmPrompt
 from gateway.settings_field import ALL, BOTH, EDGE, GATEWAY, About
+from gateway.settings_tokens import Tokens
 from gateway.settings_worker import Engine, Scripted
 from pipeline.prompt_templates import PromptTemplate
 
@@ -143,6 +144,18 @@ class Limits:
     max_text_chars: Annotated[int, About("characters of text in one request", "characters", at_least=1)] = (
         4_000_000
     )
+    max_text_bytes: Annotated[int, About("bytes of text in one request, in UTF-8", "bytes", at_least=1)] = (
+        16 << 20
+    )
+    max_content_parts: Annotated[
+        int, About("content parts in all messages of one chat", "parts", at_least=1)
+    ] = 16_384
+    max_values: Annotated[
+        int,
+        About("fields of objects and members of arrays, in what reaches the prompt", "values", at_least=1),
+    ] = 131_072
+    max_stop_strings: Annotated[int, About("stop strings of one request", "strings", at_least=1)] = 4
+    max_stop_chars: Annotated[int, About("characters of one stop string", "characters", at_least=1)] = 256
     max_n: Annotated[int, About("choices per request", "choices", at_least=1)] = 16
     default_max_tokens: Annotated[
         int,
@@ -188,10 +201,20 @@ class Text:
     max_hold_s: Annotated[
         float, About("time that a filter may hold text while tokens come", "s", above=0)
     ] = 2.0
+    rules_reload_s: Annotated[
+        float, About("time between two looks at the rule files for changes; 0 never looks", "s", at_least=0)
+    ] = 2.0
+    max_seen_text_bytes: Annotated[
+        int, About("memory for texts that were scanned and need it no more; 0 is none", "bytes", at_least=0)
+    ] = 64 << 20
     control_characters: Annotated[
         Literal["reject", "strip", "keep"],
-        About("what happens to control characters in a prompt but tab, line ends, and NUL, which is refused"),
+        About("what happens to control characters in a prompt, but tab and line ends"),
     ] = "keep"
+    unencodable_characters: Annotated[
+        Literal["reject", "strip"],
+        About("what happens to NUL and half surrogate pairs, which no tokenizer can be trusted to carry"),
+    ] = "reject"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +242,22 @@ class Prompts:
         float,
         About("least time between two warm-ups of a prompt on a worker that has evicted it", "s", above=0),
     ] = 10.0
+    chat_template: Annotated[
+        Path | None, About("chat template (Jinja) instead of the model's own", is_file=True)
+    ] = None
+    raw_control_strings: Annotated[
+        Literal["control", "text"],
+        About("what control strings in prompts of /v1/completions are; in chats they are always text"),
+    ] = "control"
+    token_cache_bytes: Annotated[
+        int, About("memory for the token ids of prompts' segments; 0 is none", "bytes", at_least=0)
+    ] = 256 << 20
+    token_buffer_bytes: Annotated[
+        int, About("memory for prompts on their way; requests wait when it is used up", "bytes", at_least=1 << 16)
+    ] = 256 << 20
+    encode_queue_chars: Annotated[
+        int, About("characters that wait to be tokenized; more is 503", "characters", at_least=1)
+    ] = 16_000_000
     context_policy: Annotated[
         Literal["error", "drop_oldest", "middle_out"],
         About("what happens to a chat that is too long; a request can say otherwise"),
@@ -236,5 +275,6 @@ class Settings:
     limits: Limits = Limits()
     text: Text = Text()
     prompts: Prompts = Prompts()
+    tokens: Tokens = Tokens()
     engine: Engine = field(default_factory=Engine)
     scripted: Scripted = field(default_factory=Scripted)

@@ -41,8 +41,6 @@ def scan_request(
     `separator` is what the template puts between content parts; `seen`, if given, is the memory of these
     very rules. Offsets count within each text. Raises `ContentBlocked` with the rule's id at the first block.
     """
-    if not len(rules):
-        return request, ()
     texts = _texts_of(request, separator)
     param = "messages" if isinstance(request, ChatRequest) else "prompt"
     found = yield from _scan_all(texts, rules, param, seen)
@@ -65,8 +63,6 @@ def scan_ids(
 
     Ids cannot be rewritten, so a mask or redact rule blocks here too. Raises `ContentBlocked`.
     """
-    if not len(rules):
-        return ()
     result = (yield from _scan_all([text], rules, param, seen)).get(text)
     if result is None:
         return ()
