@@ -11,8 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from pipeline.prompt_templates import PromptTemplate, TemplateMessage, TemplateSyntaxError
-from pipeline.values import TemplateUse
+from pipeline.prompt_templates import (
+    PromptTemplate,
+    TemplateMessage,
+    TemplateSyntaxError,
+    Texts,
+    beginnings,
+    open_requests,
+)
+from pipeline.values import ChatRequest, TemplateUse
 
 Entry = TypeVar("Entry")
 
@@ -97,6 +104,19 @@ def check_warm(warm: Sequence[WarmPrompt], templates: Sequence[PromptTemplate]) 
             if slot not in template.slots:
                 slots = ", ".join(template.slots) or "none"
                 yield f"{path}.variables: {_shown(slot)} is not allowed; its slots are: {slots}"
+
+
+def warm_requests(
+    prompt: WarmPrompt, templates: Mapping[str, PromptTemplate], model: str
+) -> list[ChatRequest]:
+    """Two requests for the prompt: it is what their prompts' ids have in common at the beginning.
+
+    `templates`: by name. With everything bound and a user's message at the end, the two are equal.
+    """
+    both: tuple[Texts, Texts] = prompt.messages, prompt.messages
+    if prompt.template is not None:
+        both = beginnings(templates[prompt.template.name], prompt.template.variables)
+    return open_requests(both, model)
 
 
 def _plain_warm(prompt: WarmPrompt) -> dict[str, Any]:

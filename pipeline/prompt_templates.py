@@ -18,6 +18,8 @@ from pipeline.values import ChatRequest, Delivery, Generation
 
 _PIECE: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _MAX_SHOWN_CHARS: Final = 60
+
+Texts = Sequence[Mapping[str, str]]  # messages with plain contents
 # Two values that share no beginning and no end, in the same Unicode class, so that what a tokenizer joins to
 # one it joins to the other.
 _DUMMIES: Final = ("x", "k")
@@ -105,11 +107,11 @@ def check_variables(template: PromptTemplate, variables: Iterable[str]) -> None:
         )
 
 
-def beginnings(
-    template: PromptTemplate, variables: Mapping[str, str]
-) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """The template's messages twice, unbound slots filled differently: what both prompts share is the text
-    that every request with these variables begins with."""
+def beginnings(template: PromptTemplate, variables: Mapping[str, str]) -> tuple[Texts, Texts]:
+    """The template's messages twice, unbound slots filled differently.
+
+    What the two prompts share is what every prompt with these variables begins with.
+    """
     first, second = (
         [message.filled(_with_dummies(template, variables, dummy)) for message in template.messages]
         for dummy in _DUMMIES
@@ -117,26 +119,26 @@ def beginnings(
     return first, second
 
 
-def static_requests(templates: Iterable[PromptTemplate], model: str = "") -> list[ChatRequest]:
-    """Two requests per template, one after the other: segments that their prompts share are static.
+def open_requests(both: tuple[Texts, Texts], model: str = "") -> list[ChatRequest]:
+    """Two requests that begin with these messages, for their common beginning.
 
-    A user's message follows a template that does not end with one, for chat templates that want it.
+    A user's message follows those that do not end with one: a different one in each, and chat templates want
+    it.
     """
     return [
-        _request(model, messages)
-        for template in templates
-        for messages in _with_user(beginnings(template, {}))
+        ChatRequest(model=model, messages=messages, generation=Generation({}), delivery=Delivery())
+        for messages in map(_with_user, both, _DUMMIES)
     ]
 
 
-def _with_user(both: Sequence[list[dict[str, str]]]) -> Iterator[list[dict[str, str]]]:
-    for messages, dummy in zip(both, _DUMMIES, strict=True):
-        ends_with_user = messages[-1]["role"] == "user"
-        yield messages if ends_with_user else [*messages, {"role": "user", "content": dummy}]
+def static_requests(templates: Iterable[PromptTemplate], model: str = "") -> list[ChatRequest]:
+    """Two requests per template, one after the other: segments that their prompts share are static."""
+    return [request for template in templates for request in open_requests(beginnings(template, {}), model)]
 
 
-def _request(model: str, messages: Sequence[Mapping[str, str]]) -> ChatRequest:
-    return ChatRequest(model=model, messages=messages, generation=Generation({}), delivery=Delivery())
+def _with_user(messages: Texts, dummy: str) -> Texts:
+    ends_with_user = messages[-1]["role"] == "user"
+    return messages if ends_with_user else [*messages, {"role": "user", "content": dummy}]
 
 
 def _with_dummies(template: PromptTemplate, variables: Mapping[str, str], dummy: str) -> dict[str, str]:

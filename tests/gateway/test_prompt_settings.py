@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.prompt_settings import WarmPrompt, plain_templates, plain_warm, read_templates, read_warm
+from gateway.prompt_settings import (
+    WarmPrompt,
+    plain_templates,
+    plain_warm,
+    read_templates,
+    read_warm,
+    warm_requests,
+)
 from gateway.settings_load import SettingsError, load, plain, restore
 from gateway.settings_table import table, with_values
 from gateway.settings_text import written
@@ -187,6 +195,28 @@ def test_the_problems_of_all_entries_are_told_at_once(tmp_path: Path) -> None:
         "templates[1]",
         "warm[0]",
     ]
+
+
+def shared(prompt: WarmPrompt) -> str:
+    """The text that both requests of a warm prompt begin with, roles and contents in a row."""
+    first, second = warm_requests(prompt, {each.name: each for each in read_templates([TEMPLATE])}, "m")
+    assert (first.model, second.model) == ("m", "m")
+    texts = ["".join(f"<{m['role']}>{m['content']}" for m in each.messages) for each in (first, second)]
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"messages": [{"role": "system", "content": "Hi {x}."}]}, "<system>Hi {x}.<user>"),
+        ({"messages": [{"role": "user", "content": "Hi."}]}, "<user>Hi."),
+        ({"template": {"name": "qa"}}, "<system>For "),
+        ({"template": {"name": "qa", "variables": {"shop": "A"}}}, "<system>For A.<user>"),
+    ],
+)
+def test_a_warm_prompt_is_what_its_two_requests_share(entry: dict[str, Any], expected: str) -> None:
+    (prompt,) = read_warm([entry])
+    assert shared(prompt) == expected
 
 
 def test_a_variable_cannot_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
