@@ -275,6 +275,6 @@ class Settings:
     limits: Limits = Limits()
     text: Text = Text()
     prompts: Prompts = Prompts()
-    tokens: Tokens = Tokens()
+    tokens: Tokens = field(default_factory=Tokens)
     engine: Engine = field(default_factory=Engine)
     scripted: Scripted = field(default_factory=Scripted)
