@@ -253,7 +253,8 @@ class Prompts:
         int, About("memory for the token ids of prompts' segments; 0 is none", "bytes", at_least=0)
     ] = 256 << 20
     token_buffer_bytes: Annotated[
-        int, About("memory for prompts on their way; requests wait when it is used up", "bytes", at_least=1 << 16)
+        int,
+        About("memory for prompts on their way; requests wait when it is used up", "bytes", at_least=1 << 16),
     ] = 256 << 20
     encode_queue_chars: Annotated[
         int, About("characters that wait to be tokenized; more is 503", "characters", at_least=1)
