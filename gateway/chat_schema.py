@@ -127,7 +127,7 @@ _DECODER: Final = msgspec.json.Decoder(ChatBody)
 
 def parse_chat(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatRequest:
     """The request that the bytes of a chat body ask for. Raises `InvalidRequest`, and nothing else."""
-    fields = decode(_DECODER, body, limits.max_containers)
+    fields = decode(_DECODER, body, limits.max_containers, drop_lone_surrogates=limits.drop_lone_surrogates)
     refuse_unsupported(fields)
     if fields.add_special_tokens:
         raise InvalidRequest(

@@ -52,7 +52,7 @@ _DECODER: Final = msgspec.json.Decoder(CompletionBody)
 
 def parse_completion(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> CompletionRequest:
     """The request that the bytes of a completion body ask for. Raises `InvalidRequest`, and nothing else."""
-    fields = decode(_DECODER, body, limits.max_containers)
+    fields = decode(_DECODER, body, limits.max_containers, drop_lone_surrogates=limits.drop_lone_surrogates)
     refuse_unsupported(fields)
     max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else int(fields.max_tokens)
     logprobs = check_num_logprobs(fields.logprobs, "logprobs")

@@ -43,12 +43,26 @@ _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _WRONG_TYPE: Final = re.compile(r"^Expected `(?P<types>[^`]*)`, got `(?P<got>[^`]*)`$")
 _BOUND: Final = re.compile(r"^Expected `\w+`(?P<length> of length)? (?P<bound><=|<|>=|>) (?P<limit>\S+)$")
 _MISSING: Final = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
+_ESCAPE: Final = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 _UNREAD: Final = object()
 _BOUNDS: Final = {"<=": "at most", "<": "less than", ">=": "at least", ">": "greater than"}
 
 
-def decode(decoder: msgspec.json.Decoder[Body], body: bytes, max_containers: int = MAX_CONTAINERS) -> Body:
-    """The body as the decoder's struct. Raises `InvalidRequest`, whose `param` names the field if it can."""
+def decode(
+    decoder: msgspec.json.Decoder[Body],
+    body: bytes,
+    max_containers: int = MAX_CONTAINERS,
+    *,
+    drop_lone_surrogates: bool = False,
+) -> Body:
+    """The body as the decoder's struct. Raises `InvalidRequest`, whose `param` names the field if it can.
+
+    `drop_lone_surrogates`: half a surrogate pair, as a client writes an emoji that it has cut in two, is left
+    out instead of refused.
+    """
     if len(body) > max_containers:  # a shorter one cannot hold as many
         _check_num_containers(body, max_containers)
     try:
@@ -61,6 +75,8 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes, max_containers: int
     except msgspec.ValidationError as error:
         _refuse_value(str(error), text)
     except msgspec.DecodeError:
+        if drop_lone_surrogates and (without := _without_lone_surrogates(text)) != text:
+            return decode(decoder, without.encode(), max_containers)
         _refuse_syntax(text)
     except RecursionError:
         raise InvalidRequest("The body nests arrays and objects too deeply.") from None
@@ -105,6 +121,11 @@ def _children(node: object) -> Iterator[object]:
         node = list(node.values())
     if isinstance(node, list):
         yield from (child for child in node if isinstance(child, (dict, list)))
+
+
+def _without_lone_surrogates(text: str) -> str:
+    """JSON without the escapes of surrogates that have no other half. Reads escapes from left to right."""
+    return _ESCAPE.sub(lambda escape: "" if escape["lone"] else escape[0], text)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> None:

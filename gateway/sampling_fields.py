@@ -34,6 +34,7 @@ class RequestLimits:
     max_token_ids: int = 262_144  # in one list: as many as the largest vocabularies have
     max_depth: int = 64  # of JSON inside one field; vLLM's limit for schemas
     max_containers: int = 1_000_000  # arrays and objects in one body
+    drop_lone_surrogates: bool = False  # in the whole body, instead of refusing it
 
 
 DEFAULT_LIMITS: Final = RequestLimits()
