@@ -270,7 +270,7 @@ class Warmup:
         """A user's request has its first token: does it show that a warm prompt was evicted?
 
         `worker` is `Handle.worker`, `prompt_ids` the prompt's ids and no more, `now_s` when the token came.
-        Called once per choice, 0.1 us without warm prompts and a few with any number of them.
+        Called once per choice: 0.1 us without warm prompts, 3 us with 100 of 4,000 tokens.
         """
         site = self._by_name.get(worker)
         if site is not None:
