@@ -27,14 +27,14 @@ from backend.remote_worker import READY
 from gateway.metrics import Metrics
 from gateway.prompt_settings import WarmPrompt
 from gateway.turns import Turns
+from gateway.warm_request import OneToken, call_for
 from gateway.warm_table import RECONNECT, START, STATES, WarmKey, WarmRow, WarmTable
 from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, InvalidRequest
 from pipeline.ports import Handle, Sink
-from pipeline.values import EngineCall, FirstToken, Prompt, TokenLogprobs
+from pipeline.values import EngineCall, FirstToken
 
 logger = logging.getLogger("headrace.warmup")
 
-WARM_PRIORITY: Final = (1 << 31) - 1  # a larger number is later; clients rarely send one at all
 MAX_WARMUP_S: Final = 600.0  # a busy engine serves users first, so it may take long; then it is a failure
 MAX_SHOWN: Final = 200  # prompts per worker in /ready?verbose
 _MAX_ERROR_CHARS: Final = 200
@@ -228,8 +228,8 @@ class Warmup:
     async def _warm(self, site: _Site, row: WarmRow) -> None:
         """One request, to whatever end."""
         table, began_s = site.table, self._clock()
-        call = _call(row, table.start(row))
-        sink = _OneToken()
+        call = call_for(row.key, table.start(row))
+        sink = OneToken()
         handle: Handle | None = None
         try:
             handle = site.worker.submit_background(call, sink)
@@ -312,46 +312,6 @@ class Warmup:
         for site in self._sites.values():
             for state in STATES:
                 self._metrics.warm_prompts.labels(site.worker.key, state).set(site.table.counts[state])
-
-
-class _OneToken:
-    """`pipeline.ports.Sink` of a warm-up: `ended` gives what came with the first token, or the error."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[FirstToken | HeadraceError] = loop.create_future()
-        self._first = FirstToken()
-
-    def tokens(
-        self,
-        ids: list[int],
-        finish: str | None,
-        stop: int | str | None,
-        first: FirstToken | None,
-        logprobs: Sequence[TokenLogprobs] | None,
-        now_s: float,
-    ) -> None:
-        self._first = first or self._first
-        if finish in ("stop", "length"):
-            if not self.ended.done():
-                self.ended.set_result(self._first)
-        elif finish is not None:
-            self.failed(EngineFailed(f"The engine ended the request with the reason {finish!r}."))
-
-    def failed(self, error: HeadraceError) -> None:
-        if not self.ended.done():  # its worker may have been given up before
-            self.ended.set_result(error)
-
-
-def _call(row: WarmRow, ids: bytes) -> EngineCall:
-    return EngineCall(
-        model=row.key.model,
-        prompt=Prompt(memoryview(ids), len(ids) // 4, affinity=0),
-        sampling={"temperature": 0.0},
-        max_tokens=1,
-        priority=WARM_PRIORITY,
-        cache_salt=row.key.salt,
-    )
 
 
 def _told(error: Exception) -> str:

@@ -18,7 +18,8 @@ from gateway import warmup as warmup_module
 from gateway.metrics import Metrics
 from gateway.prompt_settings import WarmPrompt
 from gateway.turns import Turns
-from gateway.warmup import WARM_PRIORITY, PrefixIds, WarmLimits, Warmup
+from gateway.warm_request import WARM_PRIORITY
+from gateway.warmup import PrefixIds, WarmLimits, Warmup
 from pipeline.errors import EngineRejected, HeadraceError, QueueFull, WorkerLost
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, FirstToken, TemplateUse
