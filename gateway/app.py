@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from time import monotonic
 from typing import Final
 
@@ -19,28 +19,37 @@ from starlette.routing import Route
 from backend.address import parse_address
 from backend.catalog import OnModel
 from backend.pool import ClientLimits, PoolSettings, WorkerPool
-from filters.patterns import Patterns
-from filters.stream import CompiledRules
+from backend.remote_worker import RemoteWorker
 from gateway.answer import AnswerLimits
 from gateway.docs_page import page_routes
 from gateway.edge import GenerationEndpoint
+from gateway.encoders import Encoders
 from gateway.exchange import Receive, Scope
 from gateway.flow import BodyLimits, Flow, generation_routes
 from gateway.keys import ApiKeys
 from gateway.link_tls import client_tls
+from gateway.live_rules import LiveRules
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.needs import NeedServer
 from gateway.openai_schema import RequestLimits
 from gateway.outlet import ReaderLimits, Send
 from gateway.request_log import RequestLog
-from gateway.rule_files import read_all_rules
+from gateway.rules_version import RuleOptions
 from gateway.server import settle_memory
 from gateway.settings import Settings
 from gateway.system_routes import SystemRoutes, http_error
+from gateway.token_metrics import TokenMetrics
+from gateway.turns import Turns
+from gateway.warmup import WarmLimits, Warmup
 from pipeline.assembly import GenerationDefaults
+from pipeline.control_characters import ControlPolicy
 from pipeline.errors import Draining
 from pipeline.inbound import InboundOptions
-from pipeline.validation import ControlPolicy, InputLimits
+from pipeline.token_buffer import BufferPool
+from pipeline.token_cache import TokenCache
+from pipeline.tokenizing import TokenStore
+from pipeline.validation import InputLimits
 from pipeline.values import ModelInfo
 
 FIRST_WORKER_LIMIT_S: Final = 2.0  # a linked worker is there in 0.1 s, and its tokenizer is loaded in 1 s
@@ -50,36 +59,40 @@ class Gateway:
     """Everything that one gateway process runs, and what the server asks of it while it drains."""
 
     def __init__(self, settings: Settings) -> None:
-        limits, text = settings.limits, settings.text
-        rules = read_all_rules(text.rules, text.rules_action)
+        limits, text, prompts = settings.limits, settings.text, settings.prompts
         self.metrics = Metrics()
         self.request_log = RequestLog(sys.stdout)
         self.keys = ApiKeys(settings.access.api_key)
-        self.request_limits = RequestLimits(
-            max_n=limits.max_n, max_choices=min(RequestLimits().max_choices, limits.queue_max_requests)
+        self.request_limits = _request_limits(settings)
+        self.rules = LiveRules(
+            text.rules,
+            text.rules_action,
+            RuleOptions(text.max_hold_chars, text.hold_policy, text.max_seen_text_bytes),
+            self.metrics,
+            text.rules_reload_s,
         )
-        # `tokenizers` runs long texts outside of the GIL, one thread each.
-        self._encoders = ThreadPoolExecutor(
-            max_workers=max(2, os.cpu_count() or 1), thread_name_prefix="encode"
+        self.store = TokenStore(TokenCache(prompts.token_cache_bytes), BufferPool(prompts.token_buffer_bytes))
+        self.encoders = Encoders(prompts.encode_queue_chars)
+        needs = NeedServer(self.encoders, self.store.pool, limits.queue_limit_s)
+        chat_template = prompts.chat_template.read_text() if prompts.chat_template else None
+        self.models = Models(
+            _inbound_options(settings), self.store, needs, self.encoders.executor, chat_template
         )
-        options = InboundOptions(
-            limits=InputLimits(max_characters=limits.max_text_chars, max_messages=limits.max_messages),
-            control_characters=ControlPolicy(others=text.control_characters),
-            defaults=GenerationDefaults(max_tokens=limits.default_max_tokens),
-            rules=Patterns(rules.for_direction("input")) if rules.for_direction("input") else None,
+        self.warmup = Warmup(
+            prompts.warm, self.models.prefix_ids, self.metrics, _warm_limits(settings), _turns()
         )
-        self.models = Models(options, self._encoders)
-        self.pool = _pool(settings, self._load_model)
+        self.pool = _pool(settings, self._load_model, self.warmup.worker_changed)
         self.flow = Flow(
             engine=self.pool,
             models=self.models,
             keys=self.keys,
-            rules=CompiledRules(rules.for_direction("output"), text.max_hold_chars, text.hold_policy),
-            encoders=self._encoders,
+            rules=self.rules,
+            needs=needs,
             metrics=self.metrics,
             limits=_answer_limits(settings),
             body=BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s),
         )
+        self._token_metrics = TokenMetrics(self.metrics, self.store)
 
     async def _load_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
         await self.models.load(info, files)
@@ -92,6 +105,7 @@ class Gateway:
     def begin_drain(self) -> None:
         """From now on: not ready, and no new generations."""
         self.flow.is_draining = True
+        self.warmup.cease()
 
     def cut(self) -> None:
         """End what is still running with a named error."""
@@ -102,6 +116,9 @@ class Gateway:
         self.flow.open.publish()
         self.metrics.tasks.set(len(asyncio.all_tasks()))
         self.metrics.publish_workers(self.pool.statuses())
+        self.rules.publish()
+        self.warmup.publish()
+        self._token_metrics.publish()
 
     async def _first_worker(self) -> None:
         """Wait a moment for a worker before connections are taken.
@@ -119,12 +136,14 @@ class Gateway:
         await self._first_worker()
         watch = asyncio.create_task(self.flow.open.watch(self.publish), name="watch open requests")
         try:
-            yield
+            async with self.rules.watching():
+                yield
         finally:
             watch.cancel()
             await asyncio.wait([watch])
+            await self.warmup.stop()
             await self.pool.stop()
-            self._encoders.shutdown(wait=False, cancel_futures=True)
+            self.encoders.close()
             self.request_log.flush()
 
 
@@ -141,7 +160,12 @@ class App:
             for path, route in generation_routes(gateway.request_limits).items()
         }
         system = SystemRoutes(
-            gateway.pool, gateway.keys, gateway.metrics, gateway.publish, lambda: gateway.flow.is_draining
+            gateway.pool,
+            gateway.keys,
+            gateway.metrics,
+            gateway.publish,
+            lambda: gateway.flow.is_draining,
+            gateway.warmup,
         )
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
@@ -168,7 +192,47 @@ def build_app(settings: Settings) -> App:
     return App(Gateway(settings), ReaderLimits(limits.slow_reader_bytes, limits.slow_reader_s))
 
 
-def _pool(settings: Settings, on_model: OnModel) -> WorkerPool:
+def _request_limits(settings: Settings) -> RequestLimits:
+    limits = settings.limits
+    return RequestLimits(
+        max_n=limits.max_n,
+        max_choices=min(RequestLimits().max_choices, limits.queue_max_requests),
+        max_stop_strings=limits.max_stop_strings,
+        max_stop_chars=limits.max_stop_chars,
+        drop_lone_surrogates=settings.text.unencodable_characters == "strip",
+    )
+
+
+def _inbound_options(settings: Settings) -> InboundOptions:
+    limits, text, prompts = settings.limits, settings.text, settings.prompts
+    return InboundOptions(
+        limits=InputLimits(
+            max_characters=limits.max_text_chars,
+            max_bytes=limits.max_text_bytes,
+            max_messages=limits.max_messages,
+            max_parts=limits.max_content_parts,
+            max_values=limits.max_values,
+        ),
+        control_characters=ControlPolicy(text.unencodable_characters, text.control_characters),
+        defaults=GenerationDefaults(max_tokens=limits.default_max_tokens),
+        templates={template.name: template for template in prompts.templates},
+        context_policy=prompts.context_policy,
+        raw_control_strings=prompts.raw_control_strings == "control",
+    )
+
+
+def _warm_limits(settings: Settings) -> WarmLimits:
+    prompts = settings.prompts
+    return WarmLimits(prompts.rewarm_interval_s, prompts.warm_before_ready, prompts.warm_ready_limit_s)
+
+
+def _turns() -> Turns:
+    """The processes of one gateway share the folder of their metrics."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    return Turns(Path(folder) if folder else None)
+
+
+def _pool(settings: Settings, on_model: OnModel, on_change: Callable[[RemoteWorker], None]) -> WorkerPool:
     limits = settings.limits
     pool = PoolSettings(
         cache_dir=settings.general.cache.expanduser(),
@@ -179,7 +243,8 @@ def _pool(settings: Settings, on_model: OnModel) -> WorkerPool:
         max_waiting_requests=limits.queue_max_requests,
         max_waiting_tokens=limits.queue_max_tokens,
     )
-    return WorkerPool([parse_address(worker) for worker in settings.link.worker], pool, on_model)
+    workers = [parse_address(worker) for worker in settings.link.worker]
+    return WorkerPool(workers, pool, on_model, on_change=on_change)
 
 
 def _answer_limits(settings: Settings) -> AnswerLimits:

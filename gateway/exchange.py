@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from gateway.error_body import INTERNAL_CODE
@@ -20,6 +20,8 @@ from pipeline.errors import BodyTooLarge, BodyTooSlow, ClientGone, HeadraceError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+Served = TypeVar("Served")
 
 SANE_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 ABORT_EXTENSION: Final = "headrace.abort"  # gateway/http_protocol.py puts the transport's abort() there
@@ -34,6 +36,7 @@ class Exchange:
         self.outlet = Outlet(send, max_buffered_bytes, self._on_gone)
         self.on_gone: Callable[[str], None] = _ignore
         self._deadline: asyncio.Timeout | None = None  # of the body, while it is read
+        self._work: asyncio.Future[Any] | None = None  # of the prompt, while it is prepared elsewhere
         self._refusal: HeadraceError | None = None
         self._scope = scope
         self._receive = receive
@@ -55,10 +58,13 @@ class Exchange:
             self._deadline = None
 
     def refuse(self, error: HeadraceError) -> None:
-        """Wait no longer for the body: `read_body` raises this."""
+        """Wait no longer for the body or the prompt: `read_body` or `unless_gone` raises this."""
         if self._deadline is not None:
             self._refusal = error
             self._deadline.reschedule(0.0)
+        elif self._work is not None:
+            self._refusal = error
+            self._work.cancel()
 
     async def _receive_body(self, max_bytes: int) -> bytes:
         parts: list[bytes] = []
@@ -76,13 +82,35 @@ class Exchange:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    async def unless_gone(self, work: Awaitable[Served]) -> Served:
+        """The result of some work before anything is sent.
+
+        Raises `ClientGone` if the client leaves first, and what `refuse` was given.
+        """
+        self._work = task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone("closed before its prompt was ready")
+            if task.cancelled() and self._refusal is not None:
+                raise self._refusal
+            return task.result()
+        finally:
+            self._work = None
+            task.cancel()
+            gone.cancel()
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
     async def finished(self) -> None:
         """Returns when the response is complete or the client has gone, whichever is first.
 
         ASGI promises `http.disconnect` in both cases, so that one task is enough to watch for it.
         """
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await self._gone()
         if not self.outlet.closed or self.outlet.blocked_since_s is not None:
             self.outlet.drop()
             self.on_gone("closed the connection")

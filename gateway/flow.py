@@ -9,26 +9,25 @@ called by the engine.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from filters.stream import CompiledRules
 from gateway.answer import Answer, AnswerLimits
 from gateway.exchange import Exchange, require_json
 from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.keys import ApiKeys
+from gateway.live_rules import LiveRules
 from gateway.metrics import Metrics
 from gateway.models import Model, Models
+from gateway.needs import NeedServer
 from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
-from gateway.record import RequestRecord
+from gateway.rules_version import RulesVersion
 from gateway.watch import OpenRequests
 from gateway.writers import JsonWriter, SseWriter, Writer
 from pipeline.detokenizer import open_detokenizer
 from pipeline.errors import Draining, HeadraceError
-from pipeline.inbound import Encode, Ready
+from pipeline.inbound import InputRules, Ready
 from pipeline.outbound import Outbound
 from pipeline.ports import Engine
 from pipeline.stop_strings import StopMatcher
@@ -61,8 +60,8 @@ class Flow:
         engine: Engine,
         models: Models,
         keys: ApiKeys,
-        rules: CompiledRules,
-        encoders: ThreadPoolExecutor,
+        rules: LiveRules,
+        needs: NeedServer,
         metrics: Metrics,
         limits: AnswerLimits,
         body: BodyLimits,
@@ -71,7 +70,7 @@ class Flow:
         self._models = models
         self._keys = keys
         self._rules = rules
-        self._encoders = encoders
+        self._needs = needs
         self._metrics = metrics
         self._limits = limits
         self._body = body
@@ -90,9 +89,10 @@ class Flow:
         record.done("parse")
         model = self._admit(request.model)  # 2
         record.model, record.stream = request.model, request.delivery.stream
-        ready = await self._prepare(model, request, record)  # 3 to 6
+        rules = self._rules.current  # one version for the whole request
+        ready = await self._prepare(exchange, model, request, rules)  # 3 to 6
         answer = self._answer(exchange, route, model, request, len(ready.calls))
-        answer.start(ready.calls, lambda: self._outbound(model, request))  # 7, 8; then 9 to 12 per token
+        answer.start(ready.calls, lambda: self._outbound(model, request, rules))  # 7, 8; 9 to 12 per token
         await self._finish(exchange, answer)
 
     async def _finish(self, exchange: Exchange, answer: Answer) -> None:
@@ -119,17 +119,20 @@ class Flow:
         model = self._models.get(name)
         return self._models.within(model, self._engine.max_model_len(name))
 
-    async def _prepare(self, model: Model, request: Request, record: RequestRecord) -> Ready:
-        """Steps 3 to 6. Long texts are encoded by the pool; `tokenizers` lets go of the GIL there."""
-        need = model.inbound.start(request, time.time(), record.done)
-        while isinstance(need, Encode):
-            encoded = await asyncio.get_running_loop().run_in_executor(self._encoders, need.run)
-            need = model.inbound.resume(need, encoded, record.done)
-        record.prompt_tokens = sum(prompt.num_tokens for prompt in need.prompts)
-        record.rule_hits = len(need.hits)
-        for hit in need.hits:
+    async def _prepare(
+        self, exchange: Exchange, model: Model, request: Request, rules: RulesVersion
+    ) -> Ready:
+        """Steps 3 to 6. What cannot be done at once is served while others run."""
+        record = exchange.record
+        on_input = None if rules.input is None else InputRules(rules.input, rules.seen)
+        steps = model.inbound.prepare(request, time.time(), on_input, record.done)
+        ready = await self._needs.serve(steps, exchange.unless_gone)
+        record.prompt_tokens = sum(prompt.num_tokens for prompt in ready.prompts)
+        record.dropped = ready.dropped
+        record.rule_hits = len(ready.hits)
+        for hit in ready.hits:
             self._metrics.hits.labels(hit.rule_id, "input", "shadow" if hit.shadow else hit.action).inc()
-        return need
+        return ready
 
     def _answer(
         self, exchange: Exchange, route: Route, model: Model, request: Request, num_choices: int
@@ -153,7 +156,7 @@ class Flow:
             return self._limits
         return replace(self._limits, heartbeat_s=timeout_s / 2)
 
-    def _outbound(self, model: Model, request: Request) -> Outbound:
+    def _outbound(self, model: Model, request: Request, rules: RulesVersion) -> Outbound:
         """Steps 9 to 11 of one choice."""
         generation = request.generation
         include = generation.include_stop_str_in_output
@@ -161,7 +164,7 @@ class Flow:
         if generation.stop:
             stops = StopMatcher(generation.stop, include, generation.sampling.get("min_tokens", 0))
         detokenizer = open_detokenizer(model.text.vocabulary, generation.skip_special_tokens)
-        return Outbound(detokenizer, stops, self._rules.stream(), include)
+        return Outbound(detokenizer, stops, rules.output.stream(), include)
 
 
 def generation_routes(limits: RequestLimits) -> dict[str, Route]:

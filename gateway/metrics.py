@@ -80,7 +80,7 @@ class Metrics:
     def _histogram(self, name: str, help_: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(name, help_, labels, buckets=buckets, registry=self.registry)
 
-    def _counter(self, name: str, help_: str, *labels: str) -> Counter:
+    def counter(self, name: str, help_: str, *labels: str) -> Counter:
         return Counter(name, help_, labels, registry=self.registry)
 
     def _latencies(self) -> None:
@@ -106,7 +106,7 @@ class Metrics:
         self.tokens = make(name, help_, sizes, MODEL_LABEL, "gen_ai_token_type")
 
     def _counters(self) -> None:
-        make = self._counter
+        make = self.counter
         help_ = "Requests by route, HTTP status and who or what ended them."
         self.requests = make("headrace_requests", help_, "route", "status", "ended")
         help_ = "Prompt tokens that the engine found in its prefix cache."
@@ -131,11 +131,11 @@ class Metrics:
         help_ = "Characters that a filter let go undecided at one of its bounds."
         self.leaks = make("headrace_released_at_bound_characters", help_)
 
-    def _gauge(self, name: str, help_: str, mode: GaugeMode, *labels: str) -> Gauge:
+    def gauge(self, name: str, help_: str, mode: GaugeMode, *labels: str) -> Gauge:
         return Gauge(name, help_, labels, registry=self.registry, multiprocess_mode=mode)
 
     def _gauges(self) -> None:
-        make = self._gauge
+        make = self.gauge
         self.open_requests = make("headrace_open_requests", "Requests in progress.", "livesum")
         help_ = "Tasks on the event loop: one or two per open request, and a few that stay."
         self.tasks = make("headrace_tasks", help_, "livesum")

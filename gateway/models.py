@@ -6,14 +6,23 @@ per model its text side, built when the first worker of it is connected.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from array import array
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from pipeline.errors import NoWorker, UnknownModel
+from gateway.needs import NeedServer
+from gateway.prompt_settings import WarmPrompt, warm_requests
+from pipeline.errors import HeadraceError, NoWorker, UnknownModel
 from pipeline.inbound import Inbound, InboundOptions
 from pipeline.model_text import ModelText
+from pipeline.prompt_templates import static_requests
+from pipeline.tokenizing import TokenStore
 from pipeline.values import ModelInfo
+
+logger = logging.getLogger("headrace.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +35,23 @@ class Model:
 class Models:
     """Model name -> its text side.
 
-    A model stays known when its last worker has gone: that is 503, not 404.
+    A model stays known when its last worker has gone: that is 503, not 404. `chat_template` replaces the
+    models' own.
     """
 
-    def __init__(self, options: InboundOptions, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        options: InboundOptions,
+        store: TokenStore,
+        needs: NeedServer,
+        pool: Executor,
+        chat_template: str | None = None,
+    ) -> None:
         self._options = options
+        self._store = store
+        self._needs = needs
         self._pool = pool
+        self._chat_template = chat_template
         self._models: dict[str, Model] = {}
 
     @property
@@ -41,8 +61,37 @@ class Models:
     async def load(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
         """Build a model's text side off the event loop: a large tokenizer takes seconds."""
         loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(self._pool, ModelText.from_files, files)
-        self._models[info.name] = Model(info, text, Inbound(text, info, self._options))
+        text = await loop.run_in_executor(self._pool, ModelText.from_files, files, self._chat_template)
+        model = Model(info, text, Inbound(text, info, self._options, self._store))
+        _tell(model)
+        await self._keep_static(model)
+        self._models[info.name] = model
+
+    async def _keep_static(self, model: Model) -> None:
+        """Tokenize what prompt templates have in common with every request that uses them."""
+        requests = iter(static_requests(self._options.templates.values()))
+        for name, first, second in zip(self._options.templates, requests, requests, strict=True):
+            try:
+                num_tokens = await self._needs.serve(model.inbound.keep_common(first, second, time.time()))
+            except HeadraceError as error:
+                logger.warning("template %r does not suit the model %s: %s", name, model.info.name, error)
+            else:
+                logger.info("template %r: %d static tokens with %s", name, num_tokens, model.info.name)
+
+    async def prefix_ids(self, name: str, warm: WarmPrompt) -> bytes:
+        """The packed ids that all prompts of a model share that begin with a warm prompt.
+
+        Raises what rendering raises.
+        """
+        inbound = self.get(name).inbound
+        first, second = [
+            array("i", (await self._needs.serve(inbound.tokens_of(request, time.time()))).ids)
+            for request in warm_requests(warm, self._options.templates, name)
+        ]
+        length = next(
+            (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first)
+        )
+        return first[:length].tobytes()
 
     def get(self, name: str) -> Model:
         """Raises `UnknownModel`, or `NoWorker` while no worker has connected yet."""
@@ -58,5 +107,21 @@ class Models:
         if model.info.max_model_len == max_model_len:
             return model
         info = replace(model.info, max_model_len=max_model_len)
-        self._models[info.name] = Model(info, model.text, Inbound(model.text, info, self._options))
+        inbound = Inbound(model.text, info, self._options, self._store)
+        self._models[info.name] = Model(info, model.text, inbound)
         return self._models[info.name]
+
+
+def _tell(model: Model) -> None:
+    """What an operator should know of a model's template and tokenizer."""
+    text, name = model.text, model.info.name
+    if text.chat_template is None:
+        logger.info("%s has no chat template: raw completions only", name)
+        return
+    if not text.is_segmentable:
+        logger.warning("the tokenizer of %s is not exact in segments: no token cache for its prompts", name)
+    if not text.chat_template.follows_marks:
+        logger.warning(
+            "the chat template of %s takes its own control strings apart: it does not see those in messages",
+            name,
+        )

@@ -87,7 +87,6 @@ class _Chat:
     now_s: float
     text: str | None = None
     room: Room | None = None
-    pin: bool = False
 
 
 class Inbound:
@@ -129,9 +128,17 @@ class Inbound:
         is_same = request is checked.request
         return (yield from self._chat(request, text if is_same else None, now_s, hits, done))
 
-    def tokens_of(self, request: ChatRequest, now_s: float, *, pin: bool = False) -> Steps[Tokens]:
+    def tokens_of(self, request: ChatRequest, now_s: float) -> Steps[Tokens]:
         """Render and tokenize a chat, no more: for what is known before any request."""
-        return (yield from self._tokens(_Chat(self._template(request), now_s, pin=pin), request))
+        return (yield from self._tokens(_Chat(self._template(request), now_s), request))
+
+    def keep_common(self, first: ChatRequest, second: ChatRequest, now_s: float) -> Steps[int]:
+        """Remember for good the segments that two chats share; returns how many tokens those have."""
+        renders = [self._template(request).render(request, now_s) for request in (first, second)]
+        others = frozenset(renders[1].segments)
+        common = Rendered("", [segment for segment in renders[0].segments if segment in others])
+        tokens = yield from self._tokenizing.tokens(common, may_spell=True, pin=True)
+        return 0 if tokens is None else tokens.num_tokens
 
     def _scanned(
         self, request: ChatRequest | CompletionRequest, rules: InputRules
@@ -187,12 +194,12 @@ class Inbound:
         done("render")
         if chat.room is not None:
             yield from self._refuse_hopeless(rendered, chat.room)
-        tokens = yield from self._tokenizing.tokens(rendered, pin=chat.pin)
+        tokens = yield from self._tokenizing.tokens(rendered)
         if tokens is None:
             # A control string that no text of the request holds whole was put together on the way.
             if not template.spells_control(request):
                 rendered = template.render_disguised(request, now_s)
-            tokens = yield from self._tokenizing.tokens(rendered, may_spell=True, pin=chat.pin)
+            tokens = yield from self._tokenizing.tokens(rendered, may_spell=True)
             assert tokens is not None
         return tokens
 

@@ -1,8 +1,6 @@
 """A chat -> the prompt's text, through the model's own chat template, cut where its control strings stand.
 
-The Jinja environment is the one that Hugging Face's `apply_chat_template` uses, and so is the text: a
-sandbox without side effects, blocks trimmed, `tojson` without HTML escaping, `raise_exception`,
-`strftime_now`, loop controls and the `generation` tag. The time comes in as `now_s`.
+The text is that of Hugging Face's `apply_chat_template`. The time comes in as `now_s`.
 
 Which control strings are the template's own is known by marks in its literals (`template_marks.py`): user
 text can spell any of them and starts no segment with it. Where marks cannot be followed (a template that
@@ -12,19 +10,11 @@ which is as safe, but hides them from a template that looks for them. Not here: 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from types import BuiltinMethodType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
-from jinja2.utils import Namespace
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError
 
 from pipeline import content_format
 from pipeline.controls import ControlStrings
@@ -32,6 +22,7 @@ from pipeline.conversation import conversation
 from pipeline.errors import InvalidRequest
 from pipeline.leaves import leaves, mapped, replaced, untrusted
 from pipeline.template_marks import COMPOSE, Marker, literals
+from pipeline.template_sandbox import new_environment, parse, raise_exception, strftime
 from pipeline.values import ChatRequest
 
 _MAX_MESSAGE_CHARACTERS: Final = 500  # of a template's error
@@ -62,107 +53,17 @@ class Rendered:
         return len(self.opening) + sum(map(len, self.segments))
 
 
-class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks assistant text for training; here it renders its body."""
-
-    tags: Final = {"generation"}  # type: ignore[misc]
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """Jinja's hook: the statements within the tag, in their own scope."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime(now_s: float) -> Callable[[str], str]:
-    """The template's clock: local time, as in Hugging Face's."""
-    return lambda format_: datetime.fromtimestamp(now_s).strftime(format_)
-
-
-# What JSON's objects have beside their keys, and methods of strings that can do no harm.
-_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
-_SAFE_STRING_METHODS: Final = frozenset(
-    ("startswith", "endswith", "split", "strip", "lstrip", "rstrip", "replace", "upper", "lower", "title")
-)
-
-
-_SAFE_ATTRIBUTES: Final[Mapping[type, frozenset[str]]] = {
-    str: _SAFE_STRING_METHODS,
-    LoopContext: frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem")),
-}
-_SCOPES: Final = frozenset(("_loop_vars", "_block_vars"))  # which Jinja hands to whatever it calls
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with short cuts for what templates do most: a third of the time per message."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = type(obj)
-        if kind is dict and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if attribute in _SAFE_ATTRIBUTES.get(kind, ()):
-            return getattr(obj, attribute)
-        if kind is Namespace and not attribute.startswith("_"):
-            try:
-                return getattr(obj, attribute)
-            except AttributeError:
-                return self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
-
-    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-        if (
-            type(obj) is BuiltinMethodType
-            and type(obj.__self__) is str
-            and obj.__name__ in _SAFE_STRING_METHODS
-            and kwargs.keys() <= _SCOPES
-        ):
-            return obj(*args)
-        return super().call(context, obj, *args, **kwargs)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
-
-
 def template_literals(source: str) -> list[str]:
     """All texts in a template, for `pipeline.controls.control_strings`. Raises like `ChatTemplate`."""
-    return list(literals(_parse(_environment(), source)))
-
-
-def _parse(environment: ImmutableSandboxedEnvironment, source: str) -> nodes.Template:
-    try:
-        return environment.parse(source)
-    except TemplateSyntaxError as error:
-        raise ValueError(f"the chat template is broken in line {error.lineno}: {error.message}") from error
+    return list(literals(parse(new_environment(), source)))
 
 
 class _Marked:
     """The template with one mark in its literals."""
 
     def __init__(self, source: str, controls: ControlStrings, mark: str, tokens: Mapping[str, str]) -> None:
-        environment = _environment()
-        tree = _parse(environment, source)
+        environment = new_environment()
+        tree = parse(environment, source)
         marker = Marker(controls, mark, {name: _MARKED + name for name in tokens})
         marker.run(tree)
         environment.globals[COMPOSE] = marker.compose
@@ -182,8 +83,8 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], controls: ControlStrings | None = None
     ) -> None:
-        environment = _environment()
-        tree = _parse(environment, source)
+        environment = new_environment()
+        tree = parse(environment, source)
         self.source = source
         self.content_format = content_format.detect(tree)
         self.controls = controls or ControlStrings({})
@@ -266,8 +167,8 @@ class ChatTemplate:
             "tools": request.tools,
             "documents": request.documents,
             "add_generation_prompt": request.add_generation_prompt,
-            "raise_exception": _raise_exception,
-            "strftime_now": _strftime(now_s),
+            "raise_exception": raise_exception,
+            "strftime_now": strftime(now_s),
         }
         try:
             text = template.render(variables)

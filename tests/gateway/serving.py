@@ -5,23 +5,27 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
 from filters.rules import Rule, RuleSet
-from filters.stream import CompiledRules
 from gateway.answer import AnswerLimits
 from gateway.edge import GenerationEndpoint
+from gateway.encoders import Encoders
 from gateway.flow import BodyLimits, Flow, generation_routes
 from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.needs import NeedServer
 from gateway.openai_schema import RequestLimits
 from gateway.outlet import ReaderLimits
 from gateway.request_log import RequestLog
+from gateway.rules_version import RuleOptions, compile_rules
 from pipeline.inbound import InboundOptions
+from pipeline.token_buffer import BufferPool
+from pipeline.token_cache import TokenCache
+from pipeline.tokenizing import TokenStore
 from pipeline.values import ModelInfo
 from tests.gateway.answering import MODEL, Engine
 from tests.pipeline.model_files import model_files
@@ -31,12 +35,18 @@ CHAT = "/v1/chat/completions"
 RAW = "/v1/completions"
 
 
+class _Rules:
+    """Rules that never change."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self.current = compile_rules(rules, RuleOptions(), 1)
+
+
 class Service:
     """Everything behind the generation routes but workers and sockets."""
 
     def __init__(
         self,
-        encoders: ThreadPoolExecutor,
         rules: Sequence[Rule] = (),
         keys: Sequence[str] = (),
         limits: AnswerLimits | None = None,
@@ -45,14 +55,16 @@ class Service:
     ) -> None:
         self.engine = Engine(monotonic())
         self.metrics = Metrics()
-        compiled = CompiledRules(RuleSet(tuple(rules)))
-        self.models = Models(InboundOptions(rules=compiled if rules else None), encoders)
+        self.store = TokenStore(TokenCache(1 << 20), BufferPool(16 << 20))
+        self.encoders = Encoders(num_threads=1)
+        needs = NeedServer(self.encoders, self.store.pool, wait_limit_s=5.0)
+        self.models = Models(InboundOptions(), self.store, needs, self.encoders.executor)
         self.flow = Flow(
             engine=self.engine,
             models=self.models,
             keys=ApiKeys(keys),
-            rules=compiled,
-            encoders=encoders,
+            rules=_Rules(RuleSet(tuple(rules))),  # type: ignore[arg-type]
+            needs=needs,
             metrics=self.metrics,
             limits=limits or AnswerLimits(),
             body=body or BodyLimits(),
@@ -86,11 +98,13 @@ class Service:
 @asynccontextmanager
 async def service(loaded: bool = True, **options: Any) -> AsyncIterator[Service]:
     """A service; with `loaded` it knows the model `m`."""
-    with ThreadPoolExecutor(max_workers=1) as encoders:
-        made = Service(encoders, **options)
+    made = Service(**options)
+    try:
         if loaded:
             await made.models.load(INFO, model_files())
         yield made
+    finally:
+        made.encoders.close()
 
 
 def chat(content: Any = "hi", **fields: Any) -> bytes:

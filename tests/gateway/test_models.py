@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
+from gateway.encoders import Encoders
 from gateway.models import Models
+from gateway.needs import NeedServer
+from gateway.prompt_settings import WarmPrompt
 from pipeline.errors import ContextTooLong, NoWorker, UnknownModel
 from pipeline.inbound import InboundOptions
-from pipeline.values import ChatRequest, Delivery, Generation
+from pipeline.needs import served
+from pipeline.prompt_templates import PromptTemplate, TemplateMessage
+from pipeline.token_buffer import BufferPool
+from pipeline.token_cache import TokenCache
+from pipeline.tokenizing import TokenStore
+from pipeline.values import ChatRequest, Delivery, Generation, TemplateUse
 from tests.gateway.serving import INFO
 from tests.pipeline.model_files import model_files
 
+SHOP = PromptTemplate(
+    "shop",
+    (
+        TemplateMessage("system", "You sell lamps for {shop}."),
+        TemplateMessage("user", "The product is a lamp of brass. {question}"),
+    ),
+)
+
 
 @pytest.fixture
-def models() -> Iterator[Models]:
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        yield Models(InboundOptions(), pool)
+async def encoders() -> AsyncIterator[Encoders]:
+    made = Encoders(num_threads=1)
+    yield made
+    made.close()
+
+
+def models_of(encoders: Encoders, *templates: PromptTemplate, chat_template: str | None = None) -> Models:
+    store = TokenStore(TokenCache(1 << 20), BufferPool(1 << 20))
+    options = InboundOptions(templates={template.name: template for template in templates})
+    needs = NeedServer(encoders, store.pool, wait_limit_s=5.0)
+    return Models(options, store, needs, encoders.executor, chat_template)
+
+
+@pytest.fixture
+async def models(encoders: Encoders) -> Models:
+    return models_of(encoders)
 
 
 async def test_without_any_model_a_client_may_try_again(models: Models) -> None:
@@ -64,4 +92,70 @@ async def test_context_follows_the_workers(models: Models) -> None:
         "m", [{"role": "user", "content": "far too long a text for seven tokens"}], Generation({}), Delivery()
     )
     with pytest.raises(ContextTooLong, match="maximum context length is 7 tokens"):
-        shorter.inbound.start(request, 0.0)
+        served(shorter.inbound.prepare(request, 0.0))
+
+
+async def test_own_chat_template_is_used_for_every_model(encoders: Encoders) -> None:
+    models = models_of(encoders, chat_template="<|im_start|>own")
+    await models.load(INFO, model_files())
+    template = models.get("m").text.chat_template
+    assert template is not None
+    assert template.source == "<|im_start|>own"
+
+
+async def test_static_parts_of_prompt_templates_are_known_before_any_request(encoders: Encoders) -> None:
+    models = models_of(encoders, SHOP)
+    await models.load(INFO, model_files())
+    model = models.get("m")
+    use = TemplateUse("shop", {"shop": "A", "question": "What is it?"})
+    request = ChatRequest("m", [], Generation({}), Delivery(), template=use)
+    before = models._store.cache.stats()
+    served(model.inbound.prepare(request, 0.0))
+    after = models._store.cache.stats()
+    assert after["misses"] - before["misses"] == 2, "both segments have a slot"
+    assert after["hits"] - before["hits"] == 3, "the ends of both messages, and the answer's beginning"
+
+
+async def test_template_that_does_not_suit_a_model_is_told_and_harms_nothing(
+    encoders: Encoders, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = models_of(encoders, SHOP, chat_template="{{ raise_exception('no system message') }}")
+    await models.load(INFO, model_files())
+    assert "template 'shop' does not suit the model m" in caplog.text
+    assert models.names == ("m",)
+
+
+@pytest.mark.parametrize(
+    "warm",
+    [
+        WarmPrompt(messages=({"role": "system", "content": "You sell lamps."},)),
+        WarmPrompt(messages=({"role": "user", "content": "A document."},)),
+        WarmPrompt(template=TemplateUse("shop", {"shop": "A"})),
+        WarmPrompt(template=TemplateUse("shop", {"shop": "A", "question": "q"})),
+    ],
+)
+async def test_warm_ids_are_the_beginning_of_every_prompt_that_begins_so(
+    encoders: Encoders, warm: WarmPrompt
+) -> None:
+    models = models_of(encoders, SHOP)
+    await models.load(INFO, model_files())
+    ids = await models.prefix_ids("m", warm)
+    assert len(ids) >= 4 * 8
+    inbound = models.get("m").inbound
+    lengths = []
+    for text in ("x", "k", "Is it blue?", "灯", "\n"):
+        if warm.template is not None:
+            use = TemplateUse("shop", {"question": text, **warm.template.variables})
+            messages = [{"role": "assistant", "content": text}] * ("question" in warm.template.variables)
+            request = ChatRequest("m", messages, Generation({}), Delivery(), template=use)
+        else:
+            role = "assistant" if warm.messages[-1]["role"] == "user" else "user"
+            messages = [*warm.messages, {"role": role, "content": text}]
+            request = ChatRequest("m", messages, Generation({}), Delivery())
+        prompt = bytes(served(inbound.prepare(request, 0.0)).prompts[0].ids)
+        lengths.append(
+            next((at for at, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(ids))
+        )
+    # A text may join the end of the beginning into one token; most do not.
+    assert sorted(lengths)[2] == len(ids)
+    assert min(lengths) >= len(ids) - 8

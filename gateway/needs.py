@@ -1,0 +1,63 @@
+"""Serves what requests need on their way in (`pipeline/needs.py`): encoding elsewhere, pauses, buffers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from gateway.encoders import Encoders
+from pipeline.errors import QueueFull
+from pipeline.needs import Encode, Pause, Result, Steps, Wait
+from pipeline.token_buffer import BufferPool
+
+_POLL_S: Final = 0.01  # between two looks for a free buffer: none is waited for unless the pool is exhausted
+
+Served = TypeVar("Served")
+
+
+class NeedServer:
+    """Runs the steps of requests. `wait_limit_s`: how long a request waits for a token buffer."""
+
+    def __init__(self, encoders: Encoders, pool: BufferPool, wait_limit_s: float) -> None:
+        self._encoders = encoders
+        self._pool = pool
+        self._wait_limit_s = wait_limit_s
+
+    async def serve(
+        self,
+        steps: Steps[Result],
+        unless_gone: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
+    ) -> Result:
+        """The result of the steps. `unless_gone` gives a wait up when nobody is left to answer.
+
+        Raises what the steps raise, `QueueFull`, and what `unless_gone` raises.
+        """
+        answer: Any = None
+        try:
+            while True:
+                need = steps.send(answer)
+                if isinstance(need, Pause):
+                    answer = None
+                    await asyncio.sleep(0)
+                else:
+                    work = self._served(need)
+                    answer = await (work if unless_gone is None else unless_gone(work))
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+        finally:
+            steps.close()
+
+    async def _served(self, need: Encode | Wait) -> list[bytes] | None:
+        if isinstance(need, Encode):
+            return await self._encoders.encode(need)
+        try:
+            async with asyncio.timeout(self._wait_limit_s):
+                while not self._pool.can_acquire(need.num_tokens):  # noqa: ASYNC110 - views tell nobody
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise QueueFull(
+                f"No token buffer for {need.num_tokens} tokens became free within {self._wait_limit_s:g} s."
+            ) from None
+        return None
