@@ -1,4 +1,4 @@
-"""One warm-up as the engine sees it: a greedy request for one token, and the sink that waits for its end.
+"""One warm-up as a worker sees it: a greedy request for one token, and the sink that waits for its end.
 
 When it is sent, and what its end means, is `gateway/warmup.py`.
 """
@@ -7,13 +7,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.warm_table import WarmKey
 from pipeline.errors import EngineFailed, HeadraceError
+from pipeline.ports import Handle, Sink
 from pipeline.values import EngineCall, FirstToken, Prompt, TokenLogprobs
 
 WARM_PRIORITY: Final = (1 << 31) - 1  # a larger number is later; clients rarely send one at all
+
+
+class Introduction(Protocol):
+    """What a worker says of itself; `backend.link.Welcome` is one."""
+
+    worker: str
+    model_names: list[str]
+    max_model_len: int
+    block_size: int
+    fingerprint: str
+
+
+class Worker(Protocol):
+    """What a warm-up needs of a worker; `backend.remote_worker.RemoteWorker` is one."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def welcome(self) -> Introduction | None: ...
+    def submit_background(self, call: EngineCall, sink: Sink) -> Handle: ...
 
 
 class OneToken:

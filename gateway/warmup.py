@@ -21,17 +21,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from backend.remote_worker import READY
 from gateway.metrics import Metrics
 from gateway.prompt_settings import WarmPrompt
 from gateway.turns import Turns
-from gateway.warm_request import OneToken, call_for
+from gateway.warm_request import Introduction, OneToken, Worker, call_for
 from gateway.warm_table import RECONNECT, START, STATES, WarmKey, WarmRow, WarmTable
 from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, InvalidRequest
-from pipeline.ports import Handle, Sink
-from pipeline.values import EngineCall, FirstToken
+from pipeline.ports import Handle
+from pipeline.values import FirstToken
 
 logger = logging.getLogger("headrace.warmup")
 
@@ -40,28 +40,6 @@ MAX_SHOWN: Final = 200  # prompts per worker in /ready?verbose
 _MAX_ERROR_CHARS: Final = 200
 
 PrefixIds = Callable[[str, WarmPrompt], Awaitable[bytes | memoryview]]
-
-
-class Introduction(Protocol):
-    """What a worker says of itself; `backend.link.Welcome` is one."""
-
-    worker: str
-    model_names: list[str]
-    max_model_len: int
-    block_size: int
-    fingerprint: str
-
-
-class Worker(Protocol):
-    """What a warm-up needs of a worker; `backend.remote_worker.RemoteWorker` is one."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def welcome(self) -> Introduction | None: ...
-    def submit_background(self, call: EngineCall, sink: Sink) -> Handle: ...
 
 
 @dataclass(frozen=True, slots=True)
