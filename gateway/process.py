@@ -46,6 +46,8 @@ def start(roles: Mapping[str, Role]) -> int:
     """Read the orders and do them; the exit code."""
     orders = Orders(**json.loads(_read_line(0)))
     _die_with_parent(orders)
+    if orders.role == "gateway":  # until it listens for it: the parent passes it on
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from gateway.commands import set_up_logging
     from gateway.settings_load import restore
 

@@ -101,6 +101,7 @@ def gateway_programs(
             stop_limit_s=settings.http.drain_limit_s + _STOP_MARGIN_S,
             env={"PROMETHEUS_MULTIPROC_DIR": str(folder)} if several else {},
             fds=fds,
+            reloads=True,
             died=partial(_forget_metrics, folder) if several else _nothing,
         )
         for index in range(settings.http.processes)

@@ -2,7 +2,7 @@
 
 What the children do is not known here. A child that dies before it was ever ready ends everything with its
 exit code, and so does one that keeps dying. SIGTERM and SIGINT end the children group by group (gateways
-before the worker that they need); a second signal kills them.
+before the worker that they need); a second signal kills them. SIGHUP goes on to the children that reload.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Program:
     group: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     fds: Sequence[int] = ()
+    reloads: bool = False  # SIGHUP makes it read its files again
     died: Callable[[int], None] = lambda pid: None
 
 
@@ -123,6 +124,10 @@ class Child:
     def stop(self, sig: int = signal.SIGTERM) -> None:
         """End it and do not start it again."""
         self._stopping.set()
+        self.send(sig)
+
+    def send(self, sig: int) -> None:
+        """A signal to the process, if there is one."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(sig)
@@ -142,6 +147,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._on_signal, each)
+        if not sys.stderr.isatty():  # there SIGHUP means that the terminal was closed
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._tasks = {child: asyncio.create_task(child.keep()) for child in self.children}
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait([stop, *self._tasks.values()], return_when=asyncio.FIRST_COMPLETED)
@@ -155,6 +162,11 @@ class Supervisor:
             for child in self.children:
                 child.stop(signal.SIGKILL)
         self._stop.set()
+
+    def _reload(self) -> None:
+        for child in self.children:
+            if child.program.reloads and child.ready.is_set():
+                child.send(signal.SIGHUP)
 
     async def _stop_all(self) -> None:
         for group in sorted({child.program.group for child in self.children}):

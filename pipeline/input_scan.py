@@ -20,6 +20,7 @@ from filters.hit import Hit
 from filters.patterns import Patterns
 from filters.rules import REWRITES
 from filters.scan import SLICE_CHARS, ScanResult, scan, scan_in_slices
+from pipeline.conversation import PART_SEPARATOR
 from pipeline.errors import ContentBlocked
 from pipeline.leaves import Request, replaced, untrusted
 from pipeline.seen_texts import SeenTexts
@@ -109,7 +110,7 @@ def _texts_of(request: ChatRequest | CompletionRequest, separator: str) -> dict[
         for message in value:
             content = message.get("content")
             if isinstance(content, list):
-                texts |= dict.fromkeys(_joined(content, separator))
+                texts |= dict.fromkeys(_joined(content, _separator_of(message, separator)))
                 message = {**message, "content": None}
             stack.append(message)
         _collect(stack, texts, keys)
@@ -136,6 +137,11 @@ def _collect(stack: list[Json], texts: dict[str, None], keys: set[str]) -> None:
             texts[node] = None
         elif isinstance(node, list | tuple):
             stack += node
+
+
+def _separator_of(message: Mapping[str, Json], separator: str) -> str:
+    """Every template takes a tool's result as one string."""
+    return PART_SEPARATOR if message.get("role") == "tool" else separator
 
 
 def _joined(parts: list[Json], separator: str) -> tuple[str, ...]:
@@ -177,7 +183,7 @@ class _Rewriter:
         """A chat's messages."""
         return [
             {
-                key: self._parts(child)
+                key: self._parts(child, _separator_of(message, self._separator))
                 if key == "content" and isinstance(child, list)
                 else self._field(key, child)
                 for key, child in message.items()
@@ -209,13 +215,13 @@ class _Rewriter:
             return value if rewritten == decoded else json.dumps(rewritten, ensure_ascii=False)
         return self._text(value)
 
-    def _parts(self, parts: list[Json]) -> list[Json]:
+    def _parts(self, parts: list[Json], separator: str) -> list[Json]:
         """Content parts, scanned as one text. If a rule rewrites it, the first text part has all of it."""
         self._note("content")
         texts = list(map(_text_of, parts))
-        joined = self._separator.join(texts)
+        joined = separator.join(texts)
         text = self._text(joined)
-        if self._separator and len(texts) > 1:
+        if separator and len(texts) > 1:
             text = self._across(texts) or text
         if text == joined:
             return parts

@@ -106,6 +106,15 @@ def test_a_second_signal_kills_the_children_at_once() -> None:
         connection.close()
 
 
+def test_sighup_reaches_the_gateways_and_nothing_else(two: Program) -> None:
+    gateways, worker = pids(two, "gateway", 2), pids(two, "worker", 1)[0]
+    two.signal(signal.SIGHUP)
+    assert sorted(pids(two, "reload", 2)) == sorted(gateways)
+    assert all(map(is_alive, [*gateways, worker]))
+    two.signal(signal.SIGTERM)
+    assert two.exit_code() == 0, two.output
+
+
 def test_a_killed_parent_leaves_no_orphans(two: Program) -> None:
     children = [*pids(two, "gateway", 2), *pids(two, "worker", 1)]
     two.signal(signal.SIGKILL)

@@ -126,6 +126,13 @@ def test_rewrite_changes_what_the_model_sees(content: Any, separator: str, expec
     assert scanned(content, separator) == expected
 
 
+def test_parts_of_a_tool_s_result_are_lines_for_every_template() -> None:
+    parts = [text_part("cl"), text_part("ass")]
+    for role, expected in (("user", parts), ("tool", [text_part("cl\n***")])):
+        request, _ = scan_request(chat(messages=[{"role": role, "content": parts}]), RULES, "")
+        assert request.messages[0]["content"] == expected
+
+
 def test_rewrite_leaves_names_alone() -> None:
     message = {"role": "tool", "tool_call_id": "敏感词", "name": "敏感词", "content": "敏感词"}
     request, hits = scan_request(chat(messages=[message]), RULES)
