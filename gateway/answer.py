@@ -27,6 +27,8 @@ from pipeline.ports import Engine
 from pipeline.values import EngineCall, FinishReason, FirstToken
 
 COMPLETE: Final = "complete"
+# Told with each choice's first token: worker, the prompt's ids, its cache salt, what the engine told, now_s.
+ObservePrompt = Callable[[str, memoryview, str | None, FirstToken, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Answer:
         record: RequestRecord,
         metrics: Metrics,
         limits: AnswerLimits,
+        observe_prompt: ObservePrompt = lambda worker, ids, cache_salt, first, now_s: None,
     ) -> None:
         self.engine = engine
         self.writer = writer
@@ -59,6 +62,7 @@ class Answer:
         self.record = record
         self.metrics = metrics
         self.observe_gap = metrics.gaps.observe
+        self._observe_prompt = observe_prompt
         self.is_ended = False
         self._limits = limits
         self._choices: list[Choice] = []
@@ -87,9 +91,12 @@ class Answer:
             raise
         self.record.worker = self._choices[0].worker
 
-    def on_first(self, index: int, first: FirstToken | None, now_s: float) -> None:
-        """The first token of a choice. The first of all opens the response."""
+    def on_first(self, index: int, call: EngineCall | None, first: FirstToken | None, now_s: float) -> None:
+        """The first token of a choice. The first of all opens the response. `call`: if it is still held."""
         record, prompt = self.record, self._prompts[index]
+        if call is not None and first is not None:
+            worker = self._choices[index].worker
+            self._observe_prompt(worker, call.prompt.ids, call.cache_salt, first, now_s)
         if first is not None and prompt in self._new_prompts:
             self._new_prompts.remove(prompt)  # its other choices find the cache filled by the first
             record.cached_tokens += first.cached_tokens

@@ -91,6 +91,7 @@ class Gateway:
             metrics=self.metrics,
             limits=_answer_limits(settings),
             body=BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s),
+            observe_prompt=self.warmup.observe,
         )
         self._token_metrics = TokenMetrics(self.metrics, self.store)
 

@@ -29,7 +29,9 @@ class Owner(Protocol):
     @property
     def observe_gap(self) -> Callable[[float], None]: ...
 
-    def on_first(self, index: int, first: FirstToken | None, now_s: float) -> None: ...
+    def on_first(
+        self, index: int, call: EngineCall | None, first: FirstToken | None, now_s: float
+    ) -> None: ...
 
     def on_choice_end(self, finish: FinishReason, now_s: float) -> None: ...
 
@@ -106,7 +108,7 @@ class Choice:
             self.failed(EngineFailed(f"The engine ended the request with the reason {finish!r}."))
             return
         if first is not None or self.last_s is None:
-            answer.on_first(self._index, first, now_s)
+            answer.on_first(self._index, self._call, first, now_s)
         else:
             answer.observe_gap(now_s - self.last_s)
         self.last_s = now_s

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gateway.answer import Answer, AnswerLimits
+from gateway.answer import Answer, AnswerLimits, ObservePrompt
 from gateway.exchange import Exchange, require_json
 from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.keys import ApiKeys
@@ -65,6 +65,7 @@ class Flow:
         metrics: Metrics,
         limits: AnswerLimits,
         body: BodyLimits,
+        observe_prompt: ObservePrompt = lambda worker, ids, cache_salt, first, now_s: None,
     ) -> None:
         self._engine = engine
         self._models = models
@@ -74,6 +75,7 @@ class Flow:
         self._metrics = metrics
         self._limits = limits
         self._body = body
+        self._observe_prompt = observe_prompt
         self.open = OpenRequests(metrics)
         self.is_draining = False
         self.in_progress: set[Exchange] = set()  # also those that still send their body or are being encoded
@@ -145,7 +147,15 @@ class Flow:
             writer = SseWriter(outlet, shape, texts, record, request.delivery, num_choices)
         else:
             writer = JsonWriter(outlet, shape, texts, record, num_choices)
-        answer = Answer(self._engine, writer, outlet, record, self._metrics, self._limits_of(exchange))
+        answer = Answer(
+            self._engine,
+            writer,
+            outlet,
+            record,
+            self._metrics,
+            self._limits_of(exchange),
+            self._observe_prompt,
+        )
         exchange.on_gone = answer.client_gone
         return answer
 
