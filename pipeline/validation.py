@@ -7,7 +7,7 @@ All of it happens before any rendering or tokenizing. Types and ranges of fields
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic
+from typing import Final, Generic
 
 from pipeline.control_characters import ControlCharacters, ControlPolicy
 from pipeline.errors import InvalidRequest
@@ -15,6 +15,8 @@ from pipeline.leaves import Request, find, leaves, mapped, replaced, untrusted
 from pipeline.values import ChatRequest, CompletionRequest, Json
 
 __all__ = ["Checked", "ControlPolicy", "InputLimits", "Validator"]
+
+_MAX_PATH_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Validator:
         if found is None:
             return
         path, text = found
+        path = self._characters.strip(path)[:_MAX_PATH_CHARS]  # the client's own keys are in it
         place = self._characters.rejected(text)
         assert place is not None, "this leaf had such a character"
         position, code_point = place

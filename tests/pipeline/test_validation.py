@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pipeline.control_characters import ControlCharacters
 from pipeline.errors import InvalidRequest
+from pipeline.leaves import leaves, untrusted
 from pipeline.validation import ControlPolicy, InputLimits, Validator
 from tests.pipeline.requests import chat, completion
 
@@ -182,6 +185,14 @@ def test_keys_that_become_the_same_are_refused() -> None:
     assert "same" in error.message
 
 
+def test_path_in_an_error_is_short_and_can_be_sent() -> None:
+    policy = ControlPolicy("strip", "reject")
+    error = refusal(Validator(policy=policy), chat(tools=[{"a\ud800b": {"c" * 5000: "\x01"}}]))
+    assert error.param is not None
+    assert error.param.startswith("tools[0].ab.ccc")
+    assert len(error.message.encode()) < 400
+
+
 def test_policies_of_both_kinds_combine() -> None:
     text = "a\x00\x01b"
     for unencodable in ("reject", "strip"):
@@ -195,3 +206,60 @@ def test_policies_of_both_kinds_combine() -> None:
                 if others == "strip":
                     expected = expected.replace("\x01", "")
                 assert validator.check(completion(text)).request.prompts[0] == expected
+
+
+def any_json(rng: random.Random, depth: int) -> Any:
+    def text() -> str:
+        pool = [*UNENCODABLE, *OTHERS, *FINE, "a", "\U0001f3f4", "\U000e0067", "\U000e007f", "\U0001f600"]
+        weights = [1] * (len(UNENCODABLE) + len(OTHERS)) + [9] * (len(pool) - len(UNENCODABLE) - len(OTHERS))
+        return "".join(rng.choices(pool, weights, k=rng.randrange(4)))
+
+    kind = rng.randrange(6) if depth else rng.randrange(3)
+    if kind <= 1:
+        return text()
+    if kind == 2:
+        return rng.choice([None, True, 3, 1.5])
+    if kind == 3:
+        return {text(): any_json(rng, depth - 1) for _ in range(rng.randrange(4))}
+    return [any_json(rng, depth - 1) for _ in range(rng.randrange(4))]
+
+
+def check_any_request(rng: random.Random) -> bool:
+    """Whether a request of anything is taken; then its leaves are clean, and the same but for the strip."""
+    policy = ControlPolicy(rng.choice(["reject", "strip"]), rng.choice(["reject", "strip", "keep"]))
+    limits = InputLimits(max_characters=rng.choice([10, 1000]), max_values=rng.choice([20, 1000]))
+    messages = [{"role": "user", "content": any_json(rng, 2)} for _ in range(rng.randrange(3))]
+    request: Any = chat(
+        messages=messages, tools=[any_json(rng, 3)], chat_template_kwargs={"x": any_json(rng, 2)}
+    )
+    if rng.random() < 0.2:
+        request = completion(*(any_json(rng, 0) or "" for _ in range(2)))
+        request = replace(request, prompts=[each for each in request.prompts if isinstance(each, str)])
+    characters = ControlCharacters(policy)
+    before = leaves(list(untrusted(request).values()))
+    try:
+        checked = Validator(limits, policy).check(request)
+    except InvalidRequest as error:
+        error.message.encode()
+        return False
+    after = leaves(list(untrusted(checked.request).values()))
+    assert checked.text == "".join(after)
+    assert after == list(map(characters.strip, before))
+    for text in after:
+        text.encode()
+        assert "\x00" not in text
+        assert characters.rejected(text) is None
+    return True
+
+
+def test_any_request_is_refused_by_name_or_comes_out_clean() -> None:
+    rng = random.Random(7)
+    taken = sum(check_any_request(rng) for _ in range(2000))
+    assert 200 < taken < 1800
+
+
+@pytest.mark.long
+def test_any_request_is_refused_by_name_or_comes_out_clean_in_full() -> None:
+    rng = random.Random(8)
+    for _ in range(50_000):
+        check_any_request(rng)
