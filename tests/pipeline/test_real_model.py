@@ -10,8 +10,12 @@ import pytest
 
 from pipeline.detokenizer import open_detokenizer
 from pipeline.encoding import pack_ids
-from pipeline.inbound import Encode, Inbound, InboundOptions
+from pipeline.inbound import Inbound, InboundOptions
 from pipeline.model_text import FILES, ModelText
+from pipeline.needs import served
+from pipeline.token_buffer import BufferPool
+from pipeline.token_cache import TokenCache
+from pipeline.tokenizing import TokenStore
 from pipeline.values import ModelInfo
 from tests.pipeline import small_tokenizers
 from tests.pipeline.requests import chat
@@ -31,18 +35,17 @@ def test_prompt_of_a_chat_is_hugging_faces(text: ModelText, embedded_model: Path
     from transformers import PreTrainedTokenizerFast
 
     reference = PreTrainedTokenizerFast.from_pretrained(embedded_model)
-    inbound = Inbound(text, ModelInfo("m", 8192, 16, {}, ""), InboundOptions())
+    store = TokenStore(TokenCache(1 << 20), BufferPool(1 << 20))
+    inbound = Inbound(text, ModelInfo("m", 8192, 16, {}, ""), InboundOptions(), store)
     rng = random.Random(1)
     for num_words in (1, 5, 50, 500):
         messages = [
             {"role": role, "content": small_tokenizers.text(rng, num_words)}
             for role in ("system", "user", "assistant", "user")[rng.randint(0, 1) :]
         ]
-        step = inbound.start(chat(messages=messages), 0.0)
-        if isinstance(step, Encode):
-            step = inbound.resume(step, step.run())
+        ready = served(inbound.prepare(chat(messages=messages), 0.0))
         expected: Any = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert bytes(step.prompts[0].ids) == pack_ids(expected)
+        assert bytes(ready.prompts[0].ids) == pack_ids(expected)
 
 
 @pytest.mark.parametrize("skip", [True, False])
