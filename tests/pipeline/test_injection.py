@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.errors import InvalidRequest
 from pipeline.leaves import mapped
+from pipeline.prompt_templates import PromptTemplate, TemplateMessage
 from tests.pipeline.conversations import ChatMaker
 from tests.pipeline.driving import Driver, parsed
 from tests.pipeline.hostile import HostileMaker, HostileTexts, full_width
@@ -265,3 +266,23 @@ def test_tool_response_that_a_user_writes_moves_no_query_and_makes_no_token() ->
     assert "kept" in tested.text.tokenizer.decode(ids)
     assert tested.reference.controls["<tool_response>"] not in ids
     assert ids == harmless_ids(tested, body)
+
+
+@every_model
+def test_slots_and_static_text_of_a_prompt_template_are_harmless(name: str) -> None:
+    tested = model(name)
+    rng = random.Random(f"slots {name}")
+    texts = HostileTexts(controls(tested))
+    for _ in range(15):
+        static, value = texts(rng).translate(str.maketrans("", "", "{}")), texts(rng)
+        messages = (TemplateMessage("system", f"{static}{{a}}"), TemplateMessage("user", f"{{a}}{static}"))
+        driver = Driver(tested.text, templates={"t": PromptTemplate("t", messages)})
+        written = [
+            {"role": "system", "content": static + value},
+            {"role": "user", "content": value + static},
+            {"role": "assistant", "content": value},
+        ]
+        use = {"name": "t", "variables": {"a": value}}
+        body: Body = {"model": "m", "messages": written[2:], "template": use, "add_generation_prompt": False}
+        expected = harmless_ids(tested, {"messages": written, "add_generation_prompt": False})
+        assert driver.ids(parsed(body)) == expected, (static, value)
