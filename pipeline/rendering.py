@@ -114,7 +114,7 @@ class ChatTemplate:
     def render_marked(self, request: ChatRequest, now_s: float, text: str | None = None) -> Rendered:
         """Render with marks; what comes out is not checked, unless the template may have looked at marks."""
         marked = self._marked_by(_unused(_texts_of(request) if text is None else [text]))
-        opening, *segments = self._text(request, now_s, marked.template, marked.tokens).split(marked.mark)
+        opening, *segments = self._text(request, now_s, marked.template, marked).split(marked.mark)
         rendered = Rendered(opening, segments)
         if not marked.is_sure and rendered.text != self.plain(request, now_s):
             return self.render_disguised(request, now_s)
@@ -122,7 +122,7 @@ class ChatTemplate:
 
     def plain(self, request: ChatRequest, now_s: float) -> str:
         """The text alone, without any protection: what Hugging Face renders."""
-        return self._text(request, now_s, self._template, {})
+        return self._text(request, now_s, self._template)
 
     def render_disguised(self, request: ChatRequest, now_s: float) -> Rendered:
         """Render with control strings and halves of them in the request broken by a noncharacter."""
@@ -153,7 +153,7 @@ class ChatTemplate:
         return self._marked[mark]
 
     def _text(
-        self, request: ChatRequest, now_s: float, template: Template, marked_tokens: Mapping[str, str]
+        self, request: ChatRequest, now_s: float, template: Template, marked: _Marked | None = None
     ) -> str:
         messages = conversation(
             request.messages, self.content_format, self._knows_developer, self.arguments_as_text
@@ -162,7 +162,7 @@ class ChatTemplate:
         variables = {
             **self._special_tokens,
             **request.chat_template_kwargs,
-            **marked_tokens,
+            **(marked.tokens if marked is not None else {}),
             "messages": messages,
             "tools": request.tools,
             "documents": request.documents,
@@ -177,7 +177,7 @@ class ChatTemplate:
         except Exception as error:
             # A template is a program: what it can't do with this chat is any exception.
             raise _template_error(f"{type(error).__name__}: {error}") from error
-        return text if final_text is None else _cut_at_end(text, final_text)
+        return text if final_text is None else _cut_at_end(text, final_text, marked.mark if marked else "")
 
 
 def _texts_of(request: ChatRequest) -> list[str]:
@@ -220,10 +220,13 @@ def _mark_end(messages: list[dict[str, Any]]) -> str:
     )
 
 
-def _cut_at_end(rendered: str, final_text: str) -> str:
-    """The rendered text up to the mark; without trailing white space if the template trimmed the mark's."""
+def _cut_at_end(rendered: str, final_text: str, mark: str) -> str:
+    """The rendered text up to the end mark; without trailing white space if the template trimmed that one's.
+
+    `mark`: what stands before control strings, if anything.
+    """
     end = rendered.rfind(_END_MARK.strip())
-    if end < 0 or final_text.strip() not in rendered:
+    if end < 0 or final_text.strip() not in (rendered.replace(mark, "") if mark else rendered):
         raise InvalidRequest(
             "continue_final_message is true, but the chat template drops or rewrites the final message.",
             "continue_final_message",
