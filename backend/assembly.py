@@ -37,8 +37,11 @@ class Assembly:
         self.num_bytes += len(ids)
 
     def finish(self, stream: Arriving, ids: bytes) -> bytes:
-        """The whole prompt, of which `ids` is the last part."""
-        whole = b"".join((*stream.pieces, ids)) if stream.pieces else ids
+        """The whole prompt, of which `ids` is the last part, empty after pieces of a gateway that pools ids.
+
+        One join for all: a single part is the prompt itself, without a copy.
+        """
+        whole = b"".join((*stream.pieces, ids) if ids else stream.pieces)
         self.drop(stream)
         return whole
 

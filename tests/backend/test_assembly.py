@@ -42,3 +42,15 @@ def test_refusals_say_what_was_read_and_what_is_allowed() -> None:
     assert assembly.refusal(other, bytes(64), 100) == ("busy", "prompts on their way exceed 100 bytes")
     assembly.drop(stream)
     assert assembly.refusal(other, bytes(64), 100) is None
+
+
+def test_pieces_before_an_empty_last_part_are_the_prompt_and_one_piece_is_not_copied() -> None:
+    assembly, stream = Assembly(100), Collected()
+    piece = bytes(range(40))
+    assembly.add(stream, piece)
+    assert assembly.finish(stream, b"") is piece
+    assembly.add(stream, piece)
+    assembly.add(stream, piece[:8])
+    assert assembly.finish(stream, b"") == piece + piece[:8]
+    assert assembly.finish(stream, piece) is piece
+    assert assembly.num_bytes == stream.num_bytes == 0

@@ -53,6 +53,17 @@ def test_every_kind_of_frame_survives_the_wire() -> None:
     assert list(Framer().feed(STREAM)) == FRAMES
 
 
+@pytest.mark.parametrize("num_bytes", [0, 4, 252, 256, 65_532, link.PIECE_BYTES, 1 << 20])
+@pytest.mark.parametrize(("slot", "generation"), [(0, 0), (127, 128), (link.MAX_SLOTS - 1, 2**63 - 1)])
+def test_piece_head_and_its_ids_are_a_piece(slot: int, generation: int, num_bytes: int) -> None:
+    ids = random.Random(num_bytes).randbytes(num_bytes)
+    data = link.piece_head(slot, generation, num_bytes) + ids
+    assert list(Framer().feed(data + link.encode(link.Fetch("next")))) == [
+        link.Piece(slot, generation, ids),
+        link.Fetch("next"),
+    ]
+
+
 def test_frames_are_the_same_for_every_split_in_two() -> None:
     for cut in range(len(STREAM) + 1):
         framer = Framer()

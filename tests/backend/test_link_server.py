@@ -275,6 +275,16 @@ async def test_pieces_become_one_prompt(tmp_path: Path) -> None:
     await rig.server.stop()
 
 
+async def test_prompt_may_be_all_in_its_pieces(tmp_path: Path) -> None:
+    rig = await make_rig(tmp_path)
+    rig.gateway.send(Piece(0, 1, b"\1\0\0\0" * 3), submit(0, 1, b""))
+    rig.gateway.send(Piece(1, 2, b"\2\0\0\0"), Piece(1, 2, b"\3\0\0\0"), submit(1, 2, b""))
+    assert rig.engine.jobs[rig.engine.key(0)].ids == b"\1\0\0\0" * 3
+    assert rig.engine.jobs[rig.engine.key(1)].ids == b"\2\0\0\0\3\0\0\0"
+    assert rig.server.assembly.num_bytes == 0
+    await rig.server.stop()
+
+
 async def test_abort_is_answered_when_the_engine_has_let_go(tmp_path: Path) -> None:
     rig = await make_rig(tmp_path)
     rig.gateway.send(submit(0, 1))
