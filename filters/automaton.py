@@ -1,4 +1,4 @@
-"""One set of patterns as an Aho-Corasick automaton, walked a character at a time or run over a whole text.
+"""One set of patterns as an Aho-Corasick automaton, walked a character at a time.
 
 The walk is a table in plain Python, so that a stream keeps its state as one int and knows the exact depth:
 
@@ -9,8 +9,7 @@ The walk is a table in plain Python, so that a stream keeps its state as one int
         automaton.live[state]       # how many of the last characters may still become part of a pattern
 
 With `fold=True` patterns are folded, and `step` folds the character it gets (which must fold to exactly one).
-`find` runs pyahocorasick over a whole text, already folded. Both come from the same patterns and give the
-same matches: the walk is the quicker one for a few characters, pyahocorasick for a whole text.
+For whole texts there is `finder.py`, with the same matches.
 
 Words. A pattern listed in `whole` matches only where no word character touches its own word characters. The
 left side needs no look back: there are two roots, one after a word character (without the patterns that may
@@ -22,11 +21,7 @@ Not here: what a match means (rules), raw offsets, and holding text back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
-from typing import Any
-
-import ahocorasick
+from collections.abc import Collection, Sequence
 
 from filters.folding import fold as fold_text
 from filters.folding import fold_table, is_word_char
@@ -99,38 +94,6 @@ class Automaton:
                 state = self.goto[state][char]
                 states.add(state)
         return states
-
-    def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """All matches in a whole folded text as (end, pattern index), in order of the exclusive `end`."""
-        if not self.patterns:
-            return
-        # Over UTF-8 bytes viewed as latin-1: pyahocorasick keeps a node's children in a list, and a node of
-        # bytes has few of them (33 to 145 ns per Chinese character instead of 90 to 360).
-        data = text.encode("utf-8", "surrogatepass")
-        end = byte_end = 0
-        for last_byte, indexes in self._whole_text.iter(data.decode("latin-1")):
-            end += len(data[byte_end : last_byte + 1].decode("utf-8", "surrogatepass"))
-            byte_end = last_byte + 1
-            for index in indexes:
-                if self._stands_alone(text, end, index):
-                    yield end, index
-
-    @cached_property
-    def _whole_text(self) -> Any:
-        by_bytes: dict[str, list[int]] = {}
-        for index, pattern in enumerate(self.patterns):
-            by_bytes.setdefault(pattern.encode("utf-8", "surrogatepass").decode("latin-1"), []).append(index)
-        automaton = ahocorasick.Automaton()
-        for pattern, indexes in by_bytes.items():
-            automaton.add_word(pattern, tuple(indexes))
-        automaton.make_automaton()
-        return automaton
-
-    def _stands_alone(self, text: str, end: int, index: int) -> bool:
-        start = end - len(self.patterns[index])
-        if index in self._left_bound and start > 0 and is_word_char(text[start - 1]):
-            return False
-        return not (index in self._right_bound and end < len(text) and is_word_char(text[end]))
 
     def _add_state(self, depth: int) -> int:
         self.goto.append({})

@@ -36,6 +36,8 @@ class Offsets:
 
     def raw_of(self, folded: int) -> int:
         """The offset of the raw character that gave this folded one."""
+        if len(self._from) == 1:
+            return self._raw[0] + folded - self._from[0]
         i = bisect_right(self._from, folded) - 1
         return self._raw[i] + self._slope[i] * (folded - self._from[i])
 

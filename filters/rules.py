@@ -2,26 +2,32 @@
 
 A rules file is a YAML list of rules, or a plain list with one keyword a line (empty lines and lines that
 start with `#` are skipped) that becomes a single rule. Everything wrong with it is a `RuleError` with the
-line number, before anything is served. Fields that this version does not know are errors too, never ignored.
+line number, before anything is served. Fields that this version does not know are errors too, and so is what
+it knows but cannot do yet: nothing is ignored.
 
-Not here: compiling rules into an automaton (`patterns.py`).
+Not here: compiling rules (`patterns.py`), and reading YAML as such (`yaml_fields.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, NoReturn
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Final, NoReturn
 
 import yaml
 
-from filters.folding import fold
+from filters.folding import is_word_char
+from filters.pii import DETECTORS, PII_CLASSES
+from filters.rule_folding import DEFAULT, FOLDINGS, Folding
+from filters.yaml_fields import Fields, composed
 
 ACTIONS: Final = ("allow", "flag", "mask", "redact", "block")
 DIRECTIONS: Final = ("input", "output", "both")
+CHANNELS: Final = ("content", "reasoning", "tool_name", "tool_arguments", "refusal")
 REWRITES: Final = ("mask", "redact")
 DEFAULT_REPLACEMENT: Final = {"mask": "*", "redact": "[REDACTED]"}
+PII_REPLACEMENT: Final = dict(zip(PII_CLASSES, ("[PHONE]", "[EMAIL]", "[CARD]", "[ID]", "[IP]"), strict=True))
 MAX_HOLD_ID: Final = "max_hold"  # the rule id under which a stream reports that it held text for too long
 
 
@@ -38,9 +44,12 @@ class RuleError(ValueError):
 class Rule:
     """One rule, checked. Keywords and phrases are as written, not folded.
 
+    `match`: keywords; empty if `pii` names a class of personal data instead.
     `replacement`: for redact the text that stands for a match, for mask one character per character; empty
     otherwise.
     `allow`: phrases in which a match is fine. `shadow`: report hits, change nothing.
+    `channels`: the kinds of text it applies to. All that a client sends is `content`.
+    The last four are the foldings of `rule_folding.py`.
     """
 
     id: str
@@ -51,11 +60,27 @@ class Rule:
     allow: tuple[str, ...] = ()
     replacement: str = ""
     shadow: bool = False
+    pii: str = ""
+    channels: tuple[str, ...] = CHANNELS
+    skip_symbols: bool = False
+    repeats: bool = False
+    digits: bool = False
+    leet: bool = False
 
     @property
     def is_active(self) -> bool:
         """Whether a match changes what leaves."""
         return not self.shadow and self.action in (*REWRITES, "block")
+
+    @property
+    def folding(self) -> Folding:
+        return Folding(self.skip_symbols, self.repeats, self.digits, self.leet)
+
+    @property
+    def whole_text_field(self) -> str | None:
+        """The field that makes the rule one for whole texts only, not yet for streams."""
+        asked = (name for name in ("pii", *FOLDINGS) if getattr(self, name))
+        return next(asked, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +101,19 @@ class RuleSet:
         """Equal for sets of equal rules in the same order: 64 hex digits."""
         return hashlib.sha256(repr(self.rules).encode("utf-8", "surrogatepass")).hexdigest()
 
-    def for_direction(self, direction: str) -> RuleSet:
-        """The rules for `input` or `output` alone."""
+    def for_direction(self, direction: str, channel: str = "content") -> RuleSet:
+        """The rules for one channel of `input` or `output`."""
         if direction not in ("input", "output"):
             raise ValueError(f"direction {direction!r} is neither 'input' nor 'output'")
-        return RuleSet(tuple(rule for rule in self.rules if rule.direction in (direction, "both")))
+        if channel not in CHANNELS:
+            raise ValueError(f"channel {channel!r} is not one of {', '.join(CHANNELS)}")
+        return RuleSet(
+            tuple(
+                rule
+                for rule in self.rules
+                if rule.direction in (direction, "both") and channel in rule.channels
+            )
+        )
 
 
 def load_rules(text: str, source: str, default_action: str = "block") -> RuleSet:
@@ -109,36 +142,28 @@ def _load_word_list(content: list[tuple[int, str]], source: str, action: str) ->
     if not content:
         return RuleSet()
     for line, keyword in content:
-        if problem := _keyword_problem(keyword):
+        if problem := _keyword_problem(keyword, DEFAULT):
             raise RuleError(source, line, problem)
     keywords = tuple(dict.fromkeys(keyword for _, keyword in content))
     rule_id = source.replace("\\", "/").rsplit("/", 1)[-1]
     return RuleSet((Rule(rule_id, keywords, action, replacement=DEFAULT_REPLACEMENT.get(action, "")),))
 
 
-def _keyword_problem(keyword: str) -> str | None:
-    folded = fold(keyword)
-    if not folded:
-        return f"the keyword {keyword!r} folds to nothing"
-    if len(folded) == 1:
-        return f"the keyword {keyword!r} folds to a single character, {folded!r}; at least 2 are needed"
-    return None
-
-
 def _load_yaml(text: str, source: str) -> RuleSet:
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise RuleError(source, _line_of(error, text), f"not valid YAML: {_problem_of(error)}") from error
+    def refuse(line: int, problem: str) -> NoReturn:
+        raise RuleError(source, line, problem)
+
+    root = composed(text, refuse)
     if root is None:
         return RuleSet()
     if not isinstance(root, yaml.SequenceNode):
-        raise RuleError(source, root.start_mark.line + 1, "a rules file is one list of rules")
+        refuse(root.start_mark.line + 1, "a rules file is one list of rules")
+    known = [entry.name for entry in fields(Rule)]
     seen: dict[str, int] = {}
     rules = []
     for node in root.value:
-        draft = _Draft(node, source)
-        rule = draft.rule()
+        draft = Fields(node, known, refuse)
+        rule = _rule(draft)
         if rule.id in seen:
             draft.refuse("id", f"the id {rule.id!r} is already used in line {seen[rule.id]}")
         seen[rule.id] = draft.line_of("id")
@@ -146,140 +171,122 @@ def _load_yaml(text: str, source: str) -> RuleSet:
     return RuleSet(tuple(rules))
 
 
-def _line_of(error: yaml.YAMLError, text: str) -> int:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return int(error.problem_mark.line) + 1
-    return text.count("\n", 0, getattr(error, "position", 0)) + 1
+def _rule(draft: Fields) -> Rule:
+    """One rule, checked as a whole too."""
+    action = draft.word("action", ACTIONS, None)
+    folding = Folding(**{name: draft.flag(name) for name in FOLDINGS})
+    rule = Rule(
+        id=_id(draft),
+        match=draft.texts("match", lambda keyword: _keyword_problem(keyword, folding))
+        if "match" in draft
+        else (),
+        action=action,
+        direction=draft.word("direction", DIRECTIONS, "both"),
+        whole_word=draft.flag("whole_word"),
+        allow=draft.texts("allow", lambda phrase: _phrase_problem(phrase, folding))
+        if "allow" in draft
+        else (),
+        replacement=_replacement(draft, action),
+        shadow=draft.flag("shadow"),
+        pii=draft.word("pii", PII_CLASSES, ""),
+        channels=draft.texts("channels", _channel_problem) if "channels" in draft else CHANNELS,
+        **{name: getattr(folding, name) for name in FOLDINGS},
+    )
+    _check_combination(draft, rule)
+    _check_phrases(draft, rule)
+    return rule
 
 
-def _problem_of(error: yaml.YAMLError) -> str:
-    return getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+def _id(draft: Fields) -> str:
+    if "id" not in draft:
+        draft.refuse("id", "a rule needs an id")
+    rule_id = draft.text("id")
+    if not rule_id.strip():
+        draft.refuse("id", "the id is empty")
+    if rule_id == MAX_HOLD_ID:
+        draft.refuse("id", f"the id {rule_id!r} is reserved")
+    return rule_id
 
 
-@dataclass
-class _Draft:
-    """One rule's YAML node, being checked."""
-
-    node: yaml.Node
-    source: str
-    values: dict[str, yaml.Node] = field(default_factory=dict)
-
-    def rule(self) -> Rule:
-        self._read_fields()
-        action = self._word("action", ACTIONS, None)
-        rule = Rule(
-            id=self._id(),
-            match=self._texts("match", _keyword_problem),
-            action=action,
-            direction=self._word("direction", DIRECTIONS, "both"),
-            whole_word=self._flag("whole_word"),
-            allow=self._texts("allow", _phrase_problem) if "allow" in self.values else (),
-            replacement=self._replacement(action),
-            shadow=self._flag("shadow"),
-        )
-        self._check_whole(rule)
-        return rule
-
-    def line_of(self, name: str) -> int:
-        return int(self.values.get(name, self.node).start_mark.line) + 1
-
-    def refuse(self, name: str, problem: str) -> NoReturn:
-        raise RuleError(self.source, self.line_of(name), problem)
-
-    def _read_fields(self) -> None:
-        known = [entry.name for entry in fields(Rule)]
-        if not isinstance(self.node, yaml.MappingNode):
-            self.refuse("", "a rule is a mapping of fields, as in `- id: …`")
-        for key, value in self.node.value:
-            line = key.start_mark.line + 1
-            if key.value not in known:
-                raise RuleError(
-                    self.source, line, f"unknown field {key.value!r}; known fields: {', '.join(known)}"
-                )
-            if key.value in self.values:
-                raise RuleError(self.source, line, f"the field {key.value!r} is given twice")
-            self.values[key.value] = value
-
-    def _scalar(self, name: str, node: yaml.Node) -> str:
-        """A scalar as it is written: `110` and `no` are keywords like any other."""
-        if not isinstance(node, yaml.ScalarNode) or node.tag.endswith(":null"):
-            raise RuleError(self.source, node.start_mark.line + 1, f"{name} must be text")
-        return str(node.value)
-
-    def _id(self) -> str:
-        if "id" not in self.values:
-            self.refuse("id", "a rule needs an id")
-        rule_id = self._scalar("id", self.values["id"])
-        if not rule_id.strip():
-            self.refuse("id", "the id is empty")
-        if rule_id == MAX_HOLD_ID:
-            self.refuse("id", f"the id {rule_id!r} is reserved")
-        return rule_id
-
-    def _word(self, name: str, allowed: tuple[str, ...], default: str | None) -> str:
-        if name not in self.values:
-            if default is None:
-                self.refuse(name, f"a rule needs {name}: one of {', '.join(allowed)}")
-            return default
-        word = self._scalar(name, self.values[name])
-        if word not in allowed:
-            self.refuse(name, f"{name} is {word!r}; it must be one of {', '.join(allowed)}")
-        return word
-
-    def _flag(self, name: str) -> bool:
-        if name not in self.values:
-            return False
-        node: Any = self.values[name]
-        if not node.tag.endswith(":bool"):
-            self.refuse(name, f"{name} must be true or false")
-        return str(node.value).lower() in ("true", "yes", "on")
-
-    def _texts(self, name: str, problem_of: Callable[[str], str | None]) -> tuple[str, ...]:
-        """One text or a list of them, each checked."""
-        if name not in self.values:
-            self.refuse(name, f"a rule needs {name}: a keyword or a list of keywords")
-        node = self.values[name]
-        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        if not nodes:
-            self.refuse(name, f"{name} is an empty list")
-        texts: dict[str, None] = {}
-        for item in nodes:
-            text = self._scalar(name, item)
-            if problem := problem_of(text):
-                raise RuleError(self.source, item.start_mark.line + 1, problem)
-            texts[text] = None
-        return tuple(texts)
-
-    def _replacement(self, action: str) -> str:
-        if "replacement" not in self.values:
-            return DEFAULT_REPLACEMENT.get(action, "")
-        replacement = self._scalar("replacement", self.values["replacement"])
-        if action not in REWRITES:
-            self.refuse("replacement", f"replacement has no meaning with action {action}")
-        if not replacement:
-            self.refuse("replacement", "the replacement is empty")
-        if action == "mask" and len(replacement) != 1:
-            num_chars = len(replacement)
-            self.refuse(
-                "replacement", f"a mask is one character that stands for each; this one has {num_chars}"
-            )
-        return replacement
-
-    def _check_whole(self, rule: Rule) -> None:
-        """What no single field shows."""
-        keywords = [fold(keyword) for keyword in rule.match]
-        if rule.action == "allow" and (rule.allow or rule.shadow):
-            name = "allow" if rule.allow else "shadow"
-            self.refuse(name, f"{name} has no meaning with action allow")
-        for phrase in rule.allow:
-            folded = fold(phrase)
-            if folded in keywords:
-                self.refuse("allow", f"the allow phrase {phrase!r} is a keyword of the same rule")
-            if not any(keyword in folded for keyword in keywords):
-                self.refuse("allow", f"the allow phrase {phrase!r} contains no keyword of its rule")
-        if any(keyword in fold(rule.replacement) for keyword in keywords):
-            self.refuse("replacement", "the replacement contains a keyword of its rule")
+def _replacement(draft: Fields, action: str) -> str:
+    if "replacement" not in draft:
+        if action == "redact" and "pii" in draft:
+            return PII_REPLACEMENT.get(draft.text("pii"), "")
+        return DEFAULT_REPLACEMENT.get(action, "")
+    replacement = draft.text("replacement")
+    if action not in REWRITES:
+        draft.refuse("replacement", f"replacement has no meaning with action {action}")
+    if not replacement:
+        draft.refuse("replacement", "the replacement is empty")
+    if action == "mask" and len(replacement) != 1:
+        num_chars = len(replacement)
+        draft.refuse("replacement", f"a mask is one character that stands for each; this one has {num_chars}")
+    return replacement
 
 
-def _phrase_problem(phrase: str) -> str | None:
-    return None if fold(phrase) else f"the allow phrase {phrase!r} folds to nothing"
+def _keyword_problem(keyword: str, folding: Folding) -> str | None:
+    folded = folding.fold(keyword)
+    if not folded:
+        return f"the keyword {keyword!r} folds to nothing"
+    if len(folded) == 1:
+        return f"the keyword {keyword!r} folds to a single character, {folded!r}; at least 2 are needed"
+    if folding.skip_symbols and all(map(is_word_char, folded)):
+        return f"the keyword {keyword!r} is Latin: with skip_symbols `was small` would match `ass`"
+    return None
+
+
+def _phrase_problem(phrase: str, folding: Folding) -> str | None:
+    return None if folding.fold(phrase) else f"the allow phrase {phrase!r} folds to nothing"
+
+
+def _channel_problem(channel: str) -> str | None:
+    if channel in CHANNELS:
+        return None
+    return f"there is no channel {channel!r}; the channels are {', '.join(CHANNELS)}"
+
+
+def _check_combination(draft: Fields, rule: Rule) -> None:
+    """Fields that need or exclude each other."""
+    if not rule.match and not rule.pii:
+        draft.refuse("match", "a rule needs match (a keyword or a list of keywords) or pii")
+    if rule.match and rule.pii:
+        draft.refuse("pii", "a rule has either match or pii; make two rules of it")
+    senseless: list[tuple[str, bool, tuple[str, ...]]] = [
+        ("action allow", rule.action == "allow", ("allow", "shadow", "pii")),
+        ("pii", bool(rule.pii), ("whole_word", *FOLDINGS)),
+        # Symbols are gone before leet could read them as letters, and so are the borders of words.
+        ("skip_symbols", rule.skip_symbols, ("whole_word", "leet")),
+    ]
+    for reason, is_so, names in senseless:
+        for name in names:
+            if is_so and getattr(rule, name):
+                draft.refuse(name, f"{name} has no meaning with {reason}")
+    if rule.direction == "input":
+        return
+    if rule.whole_text_field is not None:
+        name = rule.whole_text_field
+        draft.refuse(name, f"{name} works for what clients send so far: it needs `direction: input`")
+    if "content" not in rule.channels:
+        draft.refuse("channels", "the output has the channel content so far; others need `direction: input`")
+
+
+def _check_phrases(draft: Fields, rule: Rule) -> None:
+    """Allow phrases that excuse nothing, and a replacement that is to be replaced."""
+    if not rule.allow and not rule.replacement:
+        return
+    keywords = set(map(rule.folding.fold, rule.match))
+    for phrase in rule.allow:
+        folded = rule.folding.fold(phrase)
+        if folded in keywords:
+            draft.refuse("allow", f"the allow phrase {phrase!r} is a keyword of the same rule")
+        if not _contains_match(folded, rule.pii, keywords):
+            what = f"no {rule.pii}" if rule.pii else "no keyword of its rule"
+            draft.refuse("allow", f"the allow phrase {phrase!r} contains {what}")
+    if _contains_match(rule.folding.fold(rule.replacement), rule.pii, keywords):
+        draft.refuse("replacement", f"the replacement contains a {rule.pii or 'keyword'} of its rule")
+
+
+def _contains_match(folded: str, pii: str, keywords: set[str]) -> bool:
+    if pii:
+        return any(kind == pii for _, _, kind in DETECTORS[pii](folded, 0, True)[0])
+    return any(keyword in folded for keyword in keywords)

@@ -40,6 +40,11 @@ class CompiledRules(Patterns):
     def __init__(
         self, rules: RuleSet, max_hold_chars: int = MAX_HOLD_CHARS, on_max_hold: OnMaxHold = "block"
     ) -> None:
+        for rule in rules.rules:
+            if rule.whole_text_field is not None:
+                raise ValueError(
+                    f"the rule {rule.id!r} has {rule.whole_text_field}: it is for whole texts only"
+                )
         super().__init__(rules)
         if max_hold_chars < 1:
             raise ValueError(f"max_hold_chars is {max_hold_chars}; it must be at least 1")

@@ -35,7 +35,7 @@ def test_excuses_is_for_its_own_rule_or_for_all() -> None:
 
 def test_keywords_and_phrases_of_matches() -> None:
     patterns = compiled()
-    matches = sorted(patterns.automaton.find("a foobar"))
+    matches = sorted(patterns.finder.find("a foobar"))
     assert list(patterns.keywords(matches)) == [(2, 5, BLOCK), (5, 8, BLOCK)]
     assert [(start, end) for start, end, _ in patterns.phrases(matches)] == [(2, 8)]
 

@@ -1,0 +1,104 @@
+"""A text while it is read slice by slice under one folding: the folded part that still matters, and the way
+back from it to raw offsets.
+
+Folded offsets count from the start of the text.
+
+Not here: what folds to what, and what is looked for.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from filters.offsets import Offsets
+from filters.rule_folding import Folding
+
+_RUNS: Final = re.compile(r"(.)\1+", re.DOTALL)
+
+
+class Reading:
+    """`window` is the folded text from `at` on, up to `end`."""
+
+    __slots__ = ("_folding", "_offsets", "at", "end", "window")
+
+    def __init__(self, folding: Folding) -> None:
+        self._folding = folding
+        self._offsets = Offsets()
+        self.window = ""
+        self.at = 0
+        self.end = 0
+
+    def read(self, piece: str, start: int) -> int:
+        """The next characters of the text; `start` is their raw offset. Returns how many were uneven."""
+        folded, uneven = self._folding.read(piece)
+        for offset, num_folded in uneven:
+            self._offsets.add(start + offset, num_folded)
+        self._extend(folded)
+        return len(uneven)
+
+    def raw_of(self, folded: int) -> int:
+        """The offset of the raw character that gave this folded one; for `end` the one after all read."""
+        return self._offsets.raw_of(folded)
+
+    def span(self, folded_start: int, folded_end: int) -> tuple[int, int]:
+        """The raw characters [start, end) that gave a non-empty folded span."""
+        return self._offsets.span(folded_start, folded_end)
+
+    def run_length(self, folded: int) -> int:
+        """How often the character stood in a row; only where repeats are folded."""
+        return 1
+
+    def forget_before(self, folded: int) -> None:
+        """What begins before this offset will not be asked for."""
+        if folded > self.at:
+            self.window, self.at = self.window[folded - self.at :], folded
+            self._offsets.forget_before(folded)
+
+    def _extend(self, folded: str) -> None:
+        self.window += folded
+        self.end += len(folded)
+
+
+class RunReading(Reading):
+    """A reading in which a run of equal characters counts as one. The last run may go on with the next slice.
+
+    Two steps back: from a run to the first of its characters, and from there to the raw text.
+    """
+
+    __slots__ = ("_last", "_num_chars", "_runs")
+
+    def __init__(self, folding: Folding) -> None:
+        super().__init__(folding)
+        self._runs = Offsets()
+        self._num_chars = 0
+        self._last = ""
+
+    def raw_of(self, folded: int) -> int:
+        return self._offsets.raw_of(self._runs.raw_of(folded))
+
+    def span(self, folded_start: int, folded_end: int) -> tuple[int, int]:
+        return self._offsets.span(self._runs.raw_of(folded_start), self._runs.raw_of(folded_end))
+
+    def run_length(self, folded: int) -> int:
+        return self._runs.raw_of(folded + 1) - self._runs.raw_of(folded)
+
+    def forget_before(self, folded: int) -> None:
+        if folded > self.at:
+            self.window, self.at = self.window[folded - self.at :], folded
+            self._offsets.forget_before(self._runs.raw_of(folded))
+            self._runs.forget_before(folded)
+
+    def _extend(self, folded: str) -> None:
+        joined = self._last + folded
+        base = self._num_chars - len(self._last)
+        for run in _RUNS.finditer(joined):
+            for index in range(run.start() + 1, run.end()):
+                self._runs.add(base + index, 0)
+        self._num_chars += len(folded)
+        super()._extend(_RUNS.sub(r"\1", joined)[len(self._last) :])
+        self._last = joined[-1:]
+
+
+def reading_of(folding: Folding) -> Reading:
+    return RunReading(folding) if folding.repeats else Reading(folding)
