@@ -22,8 +22,8 @@ class Tokens:
     token_cache_redis: Annotated[
         str | None,
         About(
-            "Redis for token ids, redis://…, rediss://… or unix://…: derivatives of prompts at rest, under "
-            "hashes; without it they stay in memory",
+            "Redis that keeps token ids for all gateways, redis://, rediss:// or unix://; prompts can be "
+            "read back from them",
             secret=True,
         ),
     ] = field(default=None, repr=False)

@@ -46,7 +46,7 @@ _END_OFFSET: Final = 8
 _SLOT: Final = Struct("16s16sQQ")
 _SLOTS_PER_BUCKET: Final = 8
 _BUCKET_BYTES: Final = _SLOT.size * _SLOTS_PER_BUCKET
-_DIGEST_BYTES: Final = 16
+DIGEST_BYTES: Final = 16
 _RING_BYTES_PER_SLOT: Final = 1024  # ids of 256 tokens: a segment of average length
 _ENTRY_SHARE: Final = 16
 _MIN_BYTES: Final = 1 << 20
@@ -98,7 +98,7 @@ class SharedTokens:
         """The packed ids, or None."""
         if len(segment) < MIN_CHARS:
             return None
-        key = _key(fingerprint, segment)
+        key = segment_key(fingerprint, segment)
         ids = self._find(key)
         if ids is None:
             self.misses += 1
@@ -109,7 +109,7 @@ class SharedTokens:
     def offer(self, fingerprint: str, pairs: Sequence[tuple[str, bytes]]) -> None:
         """Keep those that are long enough, and not too long for the ring. Never waits."""
         new = [
-            (_key(fingerprint, segment), ids)
+            (segment_key(fingerprint, segment), ids)
             for segment, ids in pairs
             if len(segment) >= MIN_CHARS and 0 < len(ids) <= self._ring_bytes // _ENTRY_SHARE
         ]
@@ -148,7 +148,7 @@ class SharedTokens:
             return None
         start = self._ring_start + position % self._ring_bytes
         ids = self._memory[start : start + min(num_bytes, self._ring_bytes)]
-        if _digest(key, ids) != digest:
+        if ids_digest(key, ids) != digest:
             self.num_broken += 1
             return None
         return ids
@@ -168,7 +168,7 @@ class SharedTokens:
         start = self._ring_start + end % self._ring_bytes
         self._memory[start : start + len(ids)] = ids
         slot = self._slot_for(key, end)
-        self._memory[slot : slot + _SLOT.size] = _SLOT.pack(key, _digest(key, ids), end, len(ids))
+        self._memory[slot : slot + _SLOT.size] = _SLOT.pack(key, ids_digest(key, ids), end, len(ids))
 
     def _slot_for(self, key: bytes, end: int) -> int:
         """The key's own slot, else the one of the oldest entry in its bucket (an unused one is oldest)."""
@@ -179,7 +179,8 @@ class SharedTokens:
         return offset + oldest * _SLOT.size
 
 
-def _key(fingerprint: str, segment: str) -> bytes:
+def segment_key(fingerprint: str, segment: str) -> bytes:
+    """16 bytes that stand for a model's segment, the same in every process."""
     state = _state(fingerprint).copy()
     state.update(segment.encode("utf-8", "surrogatepass"))
     return state.digest()
@@ -189,8 +190,9 @@ def _key(fingerprint: str, segment: str) -> bytes:
 def _state(fingerprint: str) -> blake2b:
     """The hash after the model's fingerprint, which takes one block."""
     key = blake2b(fingerprint.encode(), digest_size=32).digest()
-    return blake2b(key=key, digest_size=_DIGEST_BYTES)
+    return blake2b(key=key, digest_size=DIGEST_BYTES)
 
 
-def _digest(key: bytes, ids: bytes) -> bytes:
-    return blake2b(ids, key=key, digest_size=_DIGEST_BYTES).digest()
+def ids_digest(key: bytes, ids: bytes) -> bytes:
+    """What proves that these ids belong to this key: 16 bytes."""
+    return blake2b(ids, key=key, digest_size=DIGEST_BYTES).digest()

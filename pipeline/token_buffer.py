@@ -115,6 +115,8 @@ class BufferPool:
             "bytes": self.in_use_bytes,
             "peak_bytes": self.peak_bytes,
             "copied_bytes": self.copied_bytes,
+            "appended_bytes": self.appended_bytes,
+            "reused_tokens": self.reused_tokens,
             "forks": self.forks,
         }
 

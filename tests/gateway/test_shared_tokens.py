@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import os
 import random
 import signal
@@ -140,8 +141,8 @@ def test_store_has_no_name_in_the_file_system(fd: int) -> None:
 PROGRAM = """
 import os, random, signal, sys, time
 sys.path.insert(0, {root!r})
-from gateway.shared_tokens import SharedTokens
-from tests.gateway.test_shared_tokens import ids_of, segment_of
+from gateway.shared_tokens import MIN_CHARS, SharedTokens
+{functions}
 store = SharedTokens({fd})
 rng = random.Random({seed})
 print("ready", flush=True)
@@ -156,7 +157,10 @@ def start(fd: int) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start_one(body: str, seed: int = 0) -> subprocess.Popen[str]:
-        program = PROGRAM.format(root=str(ROOT), fd=fd, seed=seed, body=textwrap.dedent(body))
+        functions = inspect.getsource(segment_of) + inspect.getsource(ids_of)
+        program = PROGRAM.format(
+            root=str(ROOT), fd=fd, seed=seed, functions=functions, body=textwrap.dedent(body)
+        )
         process = subprocess.Popen(
             [sys.executable, "-c", program],
             pass_fds=[fd], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, cwd=ROOT,
