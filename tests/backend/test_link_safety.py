@@ -7,9 +7,12 @@ of its own, so each token can be checked as it comes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import socket
+import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from backend.link_client import LinkClient, LinkHandle
+from backend.link_client import LinkClient, LinkHandle, open_link
 from backend.link_server import LinkServer
 from backend.scripted import ScriptedEngine
 from pipeline.errors import HeadraceError
-from tests.backend.linked import ids_of, linked, make_call, scripted, until
+from pipeline.values import EngineCall, Prompt
+from tests.backend.linked import ids_of, is_lent, linked, make_call, scripted, until
+from tests.components import need
 
 
 class CheckingSink:
@@ -156,3 +161,62 @@ async def test_garbage_over_a_socket_ends_that_connection_only(tmp_path: Path) -
         client.submit(make_call([1], max_tokens=3), sink)
         await until(lambda: sink.finish)
         await until(lambda: server.num_connections == 1)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for `localhost`, its own authority, with its key in the same file."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-x509", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command = [
+        need("openssl"),
+        "req",
+        *kind,
+        *names,
+        "-keyout",
+        str(path),
+        "-out",
+        str(path.with_suffix(".crt")),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
+    return path
+
+
+async def check_long_prompts(folder: Path, tls: Path | None, num_prompts: int = 6) -> None:
+    """Prompts of up to several pieces arrive whole beside each other, and their buffers are free after it."""
+    client_tls = server_tls = None
+    if tls is not None:
+        server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server_tls.load_cert_chain(tls)
+        client_tls = ssl.create_default_context(cafile=str(tls))
+    async with scripted(folder, step_ms=0.5, tls=server_tls, max_model_len=1 << 20) as server:
+        engine = server._engine
+        assert isinstance(engine, ScriptedEngine)
+        client = await open_link(server.address, tls=client_tls)
+        await client.welcomed()
+        buffers, sinks = [], []
+        for number in range(num_prompts):
+            ids = [number, *(index % 500 for index in range(7919 * number))]
+            buffers.append(bytearray(ids_of(ids)))
+            prompt = Prompt(memoryview(buffers[-1]).toreadonly(), len(ids), 0)
+            sinks.append(CheckingSink(engine.tape.walk(bytes(buffers[-1]))))  # a function of the whole prompt
+            client.submit(EngineCall("scripted", prompt, {}, 5), sinks[-1])
+            del prompt
+        await until(lambda: all(sink.finish for sink in sinks))
+        assert [(sink.num_tokens, sink.num_foreign) for sink in sinks] == [(5, 0)] * num_prompts
+        assert not any(is_lent(buffer) for buffer in buffers)
+        client.close()
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_long_prompts_arrive_whole_and_their_buffers_are_free(
+    tmp_path: Path, certificate: Path, run: Any, has_tls: bool
+) -> None:
+    gc.disable()
+    try:
+        run(check_long_prompts(tmp_path, certificate if has_tls else None))
+    finally:
+        gc.enable()
