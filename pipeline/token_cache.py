@@ -30,23 +30,24 @@ SMALL_SHARE: Final = 10  # the small queue gets a tenth: the paper's value, flat
 PINNED_SHARE: Final = 4  # pinned entries get a quarter at most
 ENTRY_SHARE: Final = 16  # one entry may take a sixteenth: a longer one would push out too much at once
 MAX_USES: Final = 3
-# What an entry costs besides its text and ids, by tracemalloc over 200,000 entries: the Entry, its three
+# What an entry costs besides its text and ids, by tracemalloc over 200,000 entries: the Entry, its four
 # integers, the slot in the dictionary and in the queue, and its share of the remembered hashes.
-ENTRY_BYTES: Final = 420
+ENTRY_BYTES: Final = 440
 # Looks at the main queue in one eviction, 0.1 us each. Every look is paid for by an earlier hit, but a queue
 # in which all is hot must not be walked at once.
 _MAX_LOOKS: Final = 1000
 _MIN_REMEMBERED: Final = 1024
 
+DIGEST_MASK: Final = (1 << 40) - 1
 _SMALL, _MAIN, _PINNED, _GONE = range(4)
 _numbers = count(1)
 
 
 class Entry(msgspec.Struct, gc=False, eq=False):
-    """One segment's ids. Everything but `number`, `ids`, `num_tokens` and `is_kept` is the cache's own.
+    """One segment's ids. `uses` and `place` are the cache's own.
 
     It holds no container, so that it cannot be part of a cycle and the garbage collector may pass it by: a
-    full collection over 200,000 ordinary objects stops the event loop for 10 ms.
+    full collection over 200,000 ordinary objects stops the event loop for 20 ms.
     """
 
     number: int  # unique in the process, never used again
@@ -54,6 +55,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     num_tokens: int
     segment: str
     fingerprint: str
+    digest: int  # 40 bits of the hash of model and segment: the sum of 8 million fits into 64 bits
     num_bytes: int
     uses: int = 0
     place: int = _GONE
@@ -164,12 +166,14 @@ class TokenCache:
         if len(ids) % BYTES_PER_ID:
             raise ValueError(f"packed ids have {len(ids)} bytes, which is no multiple of {BYTES_PER_ID}")
         num_bytes = sys.getsizeof(segment) + sys.getsizeof(ids) + ENTRY_BYTES
-        entry = Entry(next(_numbers), ids, len(ids) // BYTES_PER_ID, segment, tokens.fingerprint, num_bytes)
+        fingerprint, num_tokens = tokens.fingerprint, len(ids) // BYTES_PER_ID
+        digest = hash((fingerprint, segment)) & DIGEST_MASK
+        entry = Entry(next(_numbers), ids, num_tokens, segment, fingerprint, digest, num_bytes)
         if num_bytes > self.max_bytes // ENTRY_SHARE:
             return entry
         tokens.entries[segment] = entry
         self.num_bytes += num_bytes
-        if self._remembered.pop(_key(entry), entry) is None:
+        if self._remembered.pop(digest, entry) is None:
             self._to_main(entry)
         else:
             entry.place = _SMALL
@@ -206,7 +210,7 @@ class TokenCache:
             return
         self._remove(entry)
         self.evictions += 1
-        self._remembered[_key(entry)] = None
+        self._remembered[entry.digest] = None  # of two with one digest one is let in too soon: no harm
         while len(self._remembered) > max(len(self._main), _MIN_REMEMBERED):
             self._remembered.popitem(last=False)
 
@@ -238,8 +242,3 @@ class TokenCache:
         entry.place = _GONE
         self.num_bytes -= entry.num_bytes
         del self._models[entry.fingerprint].entries[entry.segment]
-
-
-def _key(entry: Entry) -> int:
-    """Two keys with one hash would only share a place in a queue."""
-    return hash((entry.fingerprint, entry.segment))

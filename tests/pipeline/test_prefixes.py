@@ -309,3 +309,24 @@ def test_no_view_changes_under_random_continuations(seed: int) -> None:
     held.clear()
     assert chats.pool.can_acquire(32 * MIN_BUFFER_TOKENS)
     assert sum(len(line.numbers) for line in set(chats.prefixes._index.values())) <= 300
+
+
+def test_same_entries_in_another_order_are_another_prompt() -> None:
+    """The index goes by sums, which are the same here."""
+    chats = Chats()
+    for segments in (["a:20", "b:30", "c"], ["b:30", "a:20", "c"], ["c", "b:30", "a:20"]) * 2:
+        chats.prompt(*segments)
+        chats.prompt(*segments, "d")
+
+
+def test_digests_that_are_all_equal_cost_time_and_nothing_else() -> None:
+    rng = random.Random(1)
+    chats = Chats()
+    for entry in chats.entries(*(f"{index}:{index}" for index in range(8))):
+        entry.digest = 1
+    views = []
+    for _ in range(300):
+        segments = [f"{index}:{index}" for index in rng.choices(range(8), k=rng.randint(1, 6))]
+        view = chats.prompt(*segments)
+        views.append((view, bytes(view)))
+    assert all(view == ids for view, ids in views)
