@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
 from gateway.encoders import Encoders
+from gateway.metrics import Metrics
 from gateway.shared_tokens import SharedTokens
-from pipeline.token_buffer import BufferPool
-from pipeline.token_cache import TokenCache
+from pipeline.tokenizing import TokenStore
 
 if TYPE_CHECKING:  # the client library takes 0.2 s and 8 MB, and most gateways do without
     from gateway.redis_tokens import RedisTokens
@@ -46,28 +44,23 @@ _GAUGES: Final = {
 
 
 class TokenMetrics:
-    """Built once per process. `near` and `far`: the second levels that there are."""
+    """Publishes what a store counts, and the encoders and second levels if they are given."""
 
     def __init__(
         self,
-        registry: CollectorRegistry,
-        cache: TokenCache,
-        pool: BufferPool,
-        encoders: Encoders,
+        metrics: Metrics,
+        store: TokenStore,
+        encoders: Encoders | None = None,
         near: SharedTokens | None = None,
         far: RedisTokens | None = None,
     ) -> None:
-        self._cache = cache
-        self._pool = pool
+        self._store = store
         self._encoders = encoders
         self._near = near
         self._far = far
         self._counted: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
-        self._counters = {name: Counter(name, help_, registry=registry) for name, help_ in _COUNTERS.items()}
-        self._gauges = {
-            name: Gauge(name, help_, registry=registry, multiprocess_mode="livesum")
-            for name, help_ in _GAUGES.items()
-        }
+        self._counters = {name: metrics.counter(name, help_) for name, help_ in _COUNTERS.items()}
+        self._gauges = {name: metrics.gauge(name, help_, "livesum") for name, help_ in _GAUGES.items()}
 
     def publish(self) -> None:
         """Bring the metrics up to date."""
@@ -79,14 +72,13 @@ class TokenMetrics:
                 self._counted[name] = value
 
     def _values(self) -> Mapping[str, int]:
-        pool, encoders, near, far = self._pool, self._encoders, self._near, self._far
-        values = {f"headrace_token_cache_{name}": value for name, value in self._cache.stats().items()}
-        values |= {f"headrace_token_buffer_{name}": value for name, value in pool.stats().items()}
-        values |= {
-            "headrace_encode_queue_characters": encoders.num_queue_chars,
-            "headrace_encoded_texts": encoders.num_texts,
-            "headrace_encoded_batches": encoders.num_batches,
-        }
+        store, encoders, near, far = self._store, self._encoders, self._near, self._far
+        values = {f"headrace_token_cache_{name}": value for name, value in store.cache.stats().items()}
+        values |= {f"headrace_token_buffer_{name}": value for name, value in store.pool.stats().items()}
+        if encoders is not None:
+            values["headrace_encode_queue_characters"] = encoders.num_queue_chars
+            values["headrace_encoded_texts"] = encoders.num_texts
+            values["headrace_encoded_batches"] = encoders.num_batches
         if near is not None:
             values["headrace_token_cache_shared_hits"] = near.hits
             values["headrace_token_cache_shared_misses"] = near.misses
