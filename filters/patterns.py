@@ -13,6 +13,7 @@ from functools import cached_property
 
 from filters.automaton import Automaton
 from filters.finder import Finder
+from filters.pii import DETECTORS
 from filters.rule_folding import DEFAULT, Folding
 from filters.rules import Rule, RuleSet
 
@@ -80,6 +81,7 @@ class Patterns(FoldedPatterns):
         super().__init__(rules_of.pop(DEFAULT), DEFAULT)
         self.others = tuple(FoldedPatterns(group, folding) for folding, group in rules_of.items())
         self.pii = tuple(rule for rule in rules.rules if rule.pii)
+        self.detectors = tuple(dict.fromkeys(DETECTORS[rule.pii] for rule in self.pii))
         self.is_active = any(rule.is_active for rule in rules.rules)  # some rule changes what leaves
         self._phrase_states: dict[int, list[Pattern]] = {}
 

@@ -69,7 +69,7 @@ _DOMAIN: Final = re.compile(
 )
 
 _IP_CHARS: Final = "0123456789abcdef:."
-_IP_RUN: Final = re.compile("[0-9a-f:.]{3,}")
+_IP_RUN: Final = re.compile("[0-9a-f:.][0-9a-f:.]{2,}")  # the first apart, or `re` is five times slower
 _MAX_IP_RUN: Final = 64
 _IPV4: Final = re.compile(r"(?<![0-9a-f])(?<![0-9a-f]\.)[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?!\.?[0-9a-f])")
 _LATIN: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_")

@@ -4,7 +4,7 @@ The text is read piece by piece, so that a caller with an event loop can let oth
 holds the GIL. Memory is bounded by the text and by `MAX_HITS`, whatever the text is.
 
 Microseconds for 1,000 characters, folding included: Chinese 40 with 200 rules, 50 with 5,000 and 65 with
-50,000; English 10 to 35. A hit costs 2 more; a scan of nothing 5.
+50,000; English 10 to 35. A hit costs 2 to 3 more; a scan of nothing 2.
 
 Not here: joining a prompt's parts into the text that is scanned, and streams (`stream.py`).
 """
@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from filters.folding import fold_and_tell
 from filters.hit import Hit
 from filters.patterns import Patterns
 from filters.pii import DETECTORS
@@ -26,6 +27,7 @@ from filters.tracks import Found, KeywordTrack, PiiTrack, Track
 SLICE_CHARS: Final = 16_384  # about 1 ms
 PIECE_CHARS: Final = 4_096  # what is read at once: below 5 ms even where every character needs attention
 MAX_HITS: Final = 1_000
+_SHORT_CHARS: Final = 256  # below this a clean text is found out faster than a scan is set up
 _BUSY: Final = 300  # matches and uneven characters in a piece after which others must run
 
 
@@ -49,6 +51,8 @@ class ScanResult:
 
 def scan(text: str, rules: Patterns) -> ScanResult:
     """All of it at once."""
+    if len(text) <= _SHORT_CHARS and _finds_nothing(text, rules):
+        return ScanResult((), 0, None, text)
     steps = scan_in_slices(text, rules, max(SLICE_CHARS, len(text)))
     while True:
         try:
@@ -84,6 +88,17 @@ def scan_in_slices(
                 pause_at = end + slice_chars
                 yield
     return scanner.result()
+
+
+def _finds_nothing(text: str, rules: Patterns) -> bool:
+    """Whether a short text is clean, found out without the bookkeeping of a scan: it saves 5 us of 7."""
+    if rules.others:
+        return False
+    folded = fold_and_tell(text)[0]
+    if any(True for _ in rules.finder.find(folded)):
+        return False
+    answers = (detect(folded, 0, True) for detect in rules.detectors)
+    return all(not matches and decided == len(folded) for matches, decided in answers)
 
 
 class _Scanner:
@@ -207,7 +222,6 @@ class _Scanner:
 
 
 def _pii_tracks(rules: Patterns, reading: Reading, number: int) -> Iterator[PiiTrack]:
-    detectors = dict.fromkeys(DETECTORS[rule.pii] for rule in rules.pii)
-    for position, detect in enumerate(detectors):
+    for position, detect in enumerate(rules.detectors):
         asking = [rule for rule in rules.pii if DETECTORS[rule.pii] is detect]
         yield PiiTrack(detect, asking, reading, number + position)
