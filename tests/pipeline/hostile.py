@@ -20,7 +20,7 @@ _BREAKS: Final = (
     "\x01",
     " ",
     "\\",
-    "\U0010fffd",
+    "\U000f8000",
 )
 # Markers of other chat formats, which are plain text here.
 _FOREIGN: Final = ("[INST]", "[/INST]", "<<SYS>>", "<|user|>", "<|end|>", "</s>", "<s>", "<unk>", "[gMASK]")

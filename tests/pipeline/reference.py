@@ -27,8 +27,9 @@ Json = Any
 KNOWN_ROLES: Final = frozenset(
     {"system", "developer", "user", "assistant", "tool", "function", "model", "ipython", "observation"}
 )
-_NAME_START: Final = 0x10F000  # private characters of plane 16: for a control token's other name …
-_MASK_START: Final = 0x100000  # … and for a client's dangerous strings. No generator makes these.
+_NAME_START: Final = 0x10A000  # private characters of plane 16: for a control token's other name …
+_MASK_START: Final = 0x100000  # … and for a client's dangerous strings. No chat may hold any of these.
+_PRIVATE: Final = re.compile(f"[{chr(_MASK_START)}-{chr(_NAME_START + 0xFFF)}]")
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -108,6 +109,7 @@ class Reference:
 
     def harmless_ids(self, chat: Chat) -> list[int]:
         """The ids of a chat with control strings in its leaves, all of them plain text."""
+        assert not _PRIVATE.search(json.dumps([chat.messages, chat.tools, chat.kwargs], ensure_ascii=False))
         mask = _Mask(self._control, *self._halves)
         template = self.template or ""
         for code, control in self._parsed.items():

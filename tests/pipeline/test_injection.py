@@ -198,6 +198,7 @@ def test_control_string_over_the_border_of_two_leaves_is_harmless(name: str) -> 
                 assert driver.ids(parsed(body)) == harmless_ids(tested, body), (head, tail)
 
 
+PRIVATE = "".join(chr(start + index) for start in (0xF0000, 0xF8000, 0x10F000) for index in range(24))
 STAND_INS: dict[str, Callable[[str, int], str]] = {
     "numbered": lambda control, token_id: f"\ufdef\ufdee\ufdef{token_id}\ufdef\ufdee\ufdef",
     "marked": lambda control, token_id: "\ufdd0" + control,
@@ -206,6 +207,7 @@ STAND_INS: dict[str, Callable[[str, int], str]] = {
     "ended": lambda control, token_id: "\ufdee\ufdef " + control,
     "continued": lambda control, token_id: "CONTINUE_FINAL_MESSAGE_TAG " + control,
     "private use": lambda control, token_id: "\ue000" + control + "\uf8ff",
+    "private planes": lambda control, token_id: PRIVATE + control + PRIVATE,
     "full width": lambda control, token_id: full_width(control),
 }
 
