@@ -214,9 +214,7 @@ KINDS: Final[dict[type[Frame], int]] = {
     FilePiece: FILE,
 }
 _encode_into = msgspec.msgpack.Encoder().encode_into
-_NO_BYTES: Final = msgspec.msgpack.encode(b"")
-_BYTES_HEADER: Final = struct.Struct(">BI")  # msgpack's `bin 32`
-_BYTES_32: Final = 0xC6
+_BIN_32: Final = struct.Struct(">BI")  # msgpack's header of a `bin 32`: 0xC6, length
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(frame) for frame, kind in KINDS.items()}
 
 
@@ -231,7 +229,7 @@ def encode(frame: Frame) -> bytearray:
 def piece_head(slot: int, generation: int, num_bytes: int) -> bytes:
     """A PIECE frame up to its ids: `num_bytes` of them follow as they are, from wherever they lie."""
     head = encode(Piece(slot, generation, b""))
-    head[-len(_NO_BYTES) :] = _BYTES_HEADER.pack(_BYTES_32, num_bytes)
+    head[-2:] = _BIN_32.pack(0xC6, num_bytes)  # in place of the header of no bytes
     HEADER.pack_into(head, 0, len(head) - HEADER_BYTES + num_bytes, PIECE)
     return bytes(head)
 
