@@ -22,10 +22,9 @@ _MIN_CHARACTERS: Final = 3
 class ControlStrings:
     """The control strings of one model: their ids, and how they are found in a text."""
 
-    def __init__(self, ids: dict[str, int], right_strips: Iterable[str] = ()) -> None:
+    def __init__(self, ids: dict[str, int]) -> None:
         self.ids = ids
         self.id_set = frozenset(ids.values())
-        self.right_strips = frozenset(right_strips)  # those that swallow the white space after them
         # Proper halves: where one text ends with the first and the next begins with the rest, both make one.
         self.beginnings = tuple({text[:end] for text in ids for end in range(1, len(text))})
         self.ends = tuple({text[start:] for text in ids for start in range(1, len(text))})
@@ -58,15 +57,12 @@ def control_strings(tokenizer: Tokenizer, template_literals: Iterable[str]) -> C
     """The control strings of a tokenizer whose template contains these literals."""
     literals = list(template_literals)
     ids: dict[str, int] = {}
-    right_strips = []
     for token_id, token in tokenizer.get_added_tokens_decoder().items():
         text = token.content
         if token.special or (_is_markup(text) and any(text in literal for literal in literals)):
             ids[text] = token_id
-            if token.rstrip:
-                right_strips.append(text)
     ids.pop("", None)
-    return ControlStrings(ids, right_strips)
+    return ControlStrings(ids)
 
 
 def _is_markup(text: str) -> bool:

@@ -1,23 +1,23 @@
 """Text -> token ids, as int32 little-endian bytes: the form in which ids travel to the worker.
 
 A rendered chat is encoded in segments that begin with a control string of the template. In the text behind it
-control strings are ordinary text: where one is spelled there, that text is encoded by a second tokenizer that
-does not know them. Not here: when to encode where (`pipeline/inbound.py`), and what is remembered
-(`pipeline/token_cache.py`).
+control strings are ordinary text: where one is spelled there, a second tokenizer encodes the segment
+(`renamed_tokenizer.py`). Not here: when to encode where (`inbound.py`), and what is remembered
+(`token_cache.py`).
 """
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import Tokenizer
 
 from pipeline.controls import ControlStrings
+from pipeline.renamed_tokenizer import RenamedTokenizer
 
 BYTES_PER_ID: Final = 4
 _IS_BIG_ENDIAN: Final = array("i", [1]).tobytes()[0] == 0
@@ -77,22 +77,20 @@ class Encoder:
     def encode_opening(self, text: str) -> bytes:
         """The packed ids of what stands before the first segment: no control string in it is meant."""
         ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return pack_ids(ids if self._controls.id_set.isdisjoint(ids) else self._ordinary(text))
+        return pack_ids(ids if self._controls.id_set.isdisjoint(ids) else self._renamed.ids(text, ()))
 
     def encode_whole(self, opening: str, segments: Sequence[str]) -> bytes:
-        """A rendered prompt in one piece, for a tokenizer that is not exact in segments.
-
-        If user text spells control strings, which only shows in the ids, the pieces are encoded after all.
-        """
+        """The packed ids of a rendered chat in one piece, for a tokenizer that is not exact in segments."""
         ids = self._tokenizer.encode_batch_fast([opening + "".join(segments)], add_special_tokens=False)[
             0
         ].ids
-        heads = [self._head_id(segment) for segment in segments]
-        controls = self._controls.id_set
-        if [token_id for token_id in ids if token_id in controls] == heads:
-            return pack_ids(ids)
-        pieces = [self.encode_opening(opening)] if opening else []
-        return b"".join(pieces + self.encode_segments(segments))
+        cut = list(map(self._cut, segments))
+        controls = self._controls
+        if [token_id for token_id in ids if token_id in controls.id_set] != [
+            controls.ids[head] for head, _ in cut
+        ]:
+            ids = self._renamed.ids(opening, cut)
+        return pack_ids(ids)
 
     @cached_property
     def surroundings(self) -> tuple[bytes, bytes]:
@@ -105,69 +103,26 @@ class Encoder:
         """Whether a segment's text holds a control string behind the one that it begins with."""
         return self._controls.search(segment, 1) is not None
 
-    def _head_id(self, segment: str) -> int | None:
+    def _cut(self, segment: str) -> tuple[str, str]:
+        """The control string that a segment begins with, and the rest."""
         head = self._controls.match(segment)
-        return None if head is None else self._controls.ids[head[0]]
+        assert head is not None, "a segment begins with a control string"
+        return head[0], segment[head.end() :]
 
     def _checked(self, segment: str, ids: list[int]) -> bytes:
         """The ids, unless the text behind the head has turned into a control token."""
-        head = self._controls.match(segment)
-        assert head is not None, "a segment begins with a control string"
-        if ids[0] == self._controls.ids[head[0]] and self._controls.id_set.isdisjoint(islice(ids, 1, None)):
-            return pack_ids(ids)
-        rest = segment[head.end() :]
-        if head[0] in self._controls.right_strips:
-            rest = rest.lstrip()
-        return pack_ids([self._controls.ids[head[0]], *self._ordinary(rest)])
-
-    def _ordinary(self, text: str) -> list[int]:
-        """Ids of a text in which no control string means anything."""
-        ids = self._encode_plain(text)
-        if self._controls.id_set.isdisjoint(ids):
-            return ids
-        # The text spells the stand-in of a control string, or the model itself has a token for one.
-        found: list[int] = []
-        for character in text:
-            found += self._encode_plain(character)
-        return [token_id for token_id in found if token_id not in self._controls.id_set]
-
-    def _encode_plain(self, text: str) -> list[int]:
-        tokenizer, real_ids = self._plain
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return [real_ids.get(token_id, token_id) for token_id in ids] if real_ids else ids
+        head, rest = self._cut(segment)
+        controls = self._controls
+        if ids[0] != controls.ids[head] or not controls.id_set.isdisjoint(islice(ids, 1, None)):
+            ids = self._renamed.ids("", [(head, rest)])
+        return pack_ids(ids)
 
     @cached_property
-    def _plain(self) -> tuple[Tokenizer, dict[int, int]]:
-        """The second tokenizer, made when the first text needs it (1 to 3 s), and ids that differ."""
-        return _without(self._tokenizer, self._controls)
+    def _renamed(self) -> RenamedTokenizer:
+        """Made when the first text needs it."""
+        return RenamedTokenizer(self._tokenizer, self._controls)
 
     @property
-    def knows_plain(self) -> bool:
+    def is_ready_for_spelled(self) -> bool:
         """Whether text that spells control strings can be encoded without first making a tokenizer."""
-        return "_plain" in self.__dict__
-
-
-def _without(tokenizer: Tokenizer, controls: ControlStrings) -> tuple[Tokenizer, dict[int, int]]:
-    """A tokenizer whose added tokens lack the control strings, and its ids that are others.
-
-    Added tokens beyond the model's vocabulary get their ids by their place, so theirs is kept by a stand-in
-    that no sane text contains.
-    """
-    config: dict[str, Any] = json.loads(tokenizer.to_str())
-    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-    kept = []
-    for token in config["added_tokens"]:
-        content = token["content"]
-        if content not in controls.ids:
-            kept.append(token)
-        elif content not in vocabulary:
-            kept.append({**token, "content": f"\ufdef\ufdee\ufdef{token['id']}\ufdef\ufdee\ufdef"})
-    config["added_tokens"] = kept
-    config["post_processor"] = None
-    plain = Tokenizer.from_str(json.dumps(config))
-    differing = {}
-    for token in kept:
-        real, other = tokenizer.token_to_id(token["content"]), plain.token_to_id(token["content"])
-        if real is not None and other is not None and real != other:
-            differing[other] = real
-    return plain, differing
+        return "_renamed" in self.__dict__

@@ -90,7 +90,7 @@ class Tokenizing:
     def _is_quick(self, pieces: list[str]) -> bool:
         if sum(map(len, pieces)) > MAX_INLINE_CHARACTERS:
             return False
-        return self._encoder.knows_plain or not any(map(self._encoder.spells_control, pieces))
+        return self._encoder.is_ready_for_spelled or not any(map(self._encoder.spells_control, pieces))
 
     def raw(
         self, texts: Sequence[str], add_special_tokens: bool, means_controls: bool = True

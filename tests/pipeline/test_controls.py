@@ -22,7 +22,6 @@ def test_special_tokens_and_markup_of_the_template_are_control_strings() -> None
     controls = control_strings(tokenizer(), literals)
     assert set(controls.ids) == {"<s>", "<|user|>", "<think>"}
     assert controls.ids["<s>"] == tokenizer().token_to_id("<s>")
-    assert controls.right_strips == {"<|user|>"}
     assert set(control_strings(tokenizer(), []).ids) == {"<s>", "<|user|>"}
 
 
