@@ -1,0 +1,152 @@
+"""The next turn of a chat, from the parsed body to the bytes on the link, and the same with no token cache.
+
+Every run has a chat of its own. The turn before it is sent first, by both ways in, then the next turns of all
+chats one after the other: so a turn finds the tokens of its history in the cache, and not in the CPU's.
+
+Wall times of the calling thread, which with the cache does nearly all itself. Without, the text is encoded by
+the threads of `tokenizers` on all cores, which is in its favour here. `_cpu_`: CPU time of the whole process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter_ns
+from typing import Final
+
+import uvloop
+
+from benchmarks.inbound_chats import (
+    NOW_S,
+    SHAPES,
+    Cost,
+    KernelLink,
+    Shape,
+    WayIn,
+    Words,
+    body_of,
+    history,
+    next_turn,
+)
+from benchmarks.report import Report
+from filters.patterns import Patterns
+from gateway.encoders import Encoders
+from gateway.needs import NeedServer
+from gateway.openai_schema import parse_chat
+from pipeline.model_text import ModelText
+
+REASONING_TOKENS: Final = 200
+STAGES: Final = ("validate", "scan", "render", "tokenize", "assemble", "link")
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What next turns of chats of one shape cost, pair by pair; tokens encoded and bytes copied for each."""
+
+    cached: Sequence[Cost]
+    encoded: Sequence[Cost]
+    new_tokens: float
+    copied_bytes: float  # into buffers or from one to another, and into frames
+
+    @property
+    def num_tokens(self) -> float:
+        return median(cost.num_tokens for cost in self.cached)
+
+
+class Pair:
+    """Two ways in for the same model and rules, that differ in the token cache only."""
+
+    def __init__(self, text: ModelText, patterns: Patterns, link: KernelLink) -> None:
+        self.cached = WayIn(text, patterns, link)
+        self.encoding = WayIn(text, patterns, link, max_cache_bytes=0)
+        self.link = link
+
+    def turns(self, words: Words, shape: Shape, num_runs: int, seed: int = 0) -> Turns:
+        """The next turn of `num_runs` chats, each by both ways."""
+        bodies = self._begun(words, shape, num_runs, seed)
+        known, pool, uploads = self.cached.known, self.cached.pool, self.link.uploads
+        cached, encoded, new_tokens, num_copied = [], [], 0, 0
+        gc.collect()
+        for body in bodies:
+            num_saved, before = known.tokens_saved, pool.appended_bytes + pool.copied_bytes
+            num_uploaded = uploads.copied_bytes
+            cached.append(self.cached.send(body))
+            num_copied += pool.appended_bytes + pool.copied_bytes - before
+            num_copied += uploads.copied_bytes - num_uploaded
+            new_tokens += cached[-1].num_tokens - (known.tokens_saved - num_saved)
+            encoded.append(self.encoding.send(body))
+        return Turns(cached, encoded, new_tokens / num_runs, num_copied / num_runs)
+
+    def _begun(self, words: Words, shape: Shape, num_runs: int, seed: int) -> list[bytes]:
+        """Chats up to the turn before; the bodies of the next."""
+        rng = random.Random(seed)
+        bodies = []
+        for _ in range(num_runs):
+            messages = history(words, shape, rng)
+            for way in (self.cached, self.encoding):
+                way.send(body_of(messages))
+            bodies.append(body_of(next_turn(words, messages, shape, rng)))
+        return bodies
+
+    def served_turns_ms(self, words: Words, shape: Shape, num_runs: int, seed: int) -> list[float]:
+        """The next turn as the gateway serves it: on its event loop, what is not short in other threads."""
+        return uvloop.run(self._served_turns_ms(self._begun(words, shape, num_runs, seed)))
+
+    async def _served_turns_ms(self, bodies: Sequence[bytes]) -> list[float]:
+        encoders = Encoders()
+        needs = NeedServer(encoders, self.cached.pool, wait_limit_s=1.0)
+        times_ms = []
+        for body in bodies:
+            request = parse_chat(body)
+            await asyncio.sleep(0)
+            start_ns = perf_counter_ns()
+            ready = await needs.serve(self.cached.inbound.prepare(request, NOW_S, self.cached.rules))
+            for call in ready.calls:
+                self.link.send(call)
+            times_ms.append((perf_counter_ns() - start_ns) / 1e6)
+            del ready, call
+        encoders.close()
+        return times_ms
+
+
+def report_next_turns(
+    report: Report,
+    pair: Pair,
+    words: Words,
+    num_runs: int,
+    shapes: Sequence[Shape] = SHAPES,
+) -> None:
+    """Chats of 1k, 12k and 100k tokens, without and with reasoning, and the goals."""
+    pair.turns(words, shapes[0], 8, seed=1)  # warm-up
+    for shape in shapes:
+        runs = num_runs if shape.num_messages < 100 else max(3, num_runs // 4)
+        _report_turns(report, shape.name, pair.turns(words, shape, runs))
+        reasoning = replace(shape, reasoning_tokens=REASONING_TOKENS)
+        _report_turns(report, f"{shape.name}_reasoning", pair.turns(words, reasoning, runs, seed=2))
+    typical = next(shape for shape in shapes if shape.name == "12k")
+    served = pair.served_turns_ms(words, typical, num_runs, seed=3)
+    report.add("next_turn_12k_on_loop_ms", served, "ms")
+    report.goal("next_turn_12k_speedup", report.metrics["next_turn_12k_speedup"], 15, "x", at_most=False)
+    report.goal("next_turn_12k_ms", report.metrics["next_turn_12k_ms"], 0.8, "ms")
+
+
+def _report_turns(report: Report, name: str, turns: Turns) -> None:
+    pairs = list(zip(turns.cached, turns.encoded, strict=True))
+    report.add(f"prompt_{name}_tokens", turns.num_tokens, "tokens")
+    for kind, costs in (("next_turn", turns.cached), ("encode_all", turns.encoded)):
+        report.add(f"{kind}_{name}_ms", [cost.wall_ns / 1e6 for cost in costs], "ms")
+        report.add(f"{kind}_{name}_cpu_ms", [cost.process_ns / 1e6 for cost in costs], "ms")
+        report.add(f"{kind}_{name}_ns_per_token", [cost.wall_ns / cost.num_tokens for cost in costs], "ns")
+    report.add(f"next_turn_{name}_speedup", [slow.wall_ns / fast.wall_ns for fast, slow in pairs], "x")
+    cpu = [slow.process_ns / fast.process_ns for fast, slow in pairs]
+    report.add(f"next_turn_{name}_cpu_speedup", cpu, "x")
+    report.add(f"next_turn_{name}_new_tokens", turns.new_tokens, "tokens")
+    report.add(f"next_turn_{name}_copied_bytes_per_new_token", turns.copied_bytes / turns.new_tokens, "bytes")
+    if name.startswith("12k"):
+        stages = [dict(cost.stages_us()) for cost in turns.cached]
+        for stage in STAGES:
+            report.add(f"next_turn_{name}_{stage}_us", [each[stage] for each in stages], "us")
