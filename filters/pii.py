@@ -91,7 +91,7 @@ def find_numbers(text: str, at: int, is_last: bool) -> tuple[list[Match], int]:
         for group in _GROUP.finditer(text, run.start(), run.end()):
             start = group.start() - (text[group.start() - 1 : group.start()] == "+")
             if start >= decided:
-                return matches, decided
+                return matches, max(decided, at)
             if start < at or not _begins_number(text, group):
                 continue
             if num_tries == MAX_TRIES:

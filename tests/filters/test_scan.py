@@ -9,7 +9,7 @@ from filters.patterns import Patterns
 from filters.rules import Rule, RuleSet
 from filters.scan import MAX_HITS, ScanResult, scan, scan_in_slices
 from filters.stream import CompiledRules
-from tests.filters import oracle
+from tests.filters import oracle, whole_text_oracle
 
 
 def patterns(*rules: Rule) -> Patterns:
@@ -126,3 +126,37 @@ def test_scan_of_a_long_text_equals_the_stream() -> None:
     assert result.text == streamed
     assert result.num_hits == len(stream.hits) > 1_000
     assert num_pauses > 20
+
+
+def check_everything(seed: int, num_cases: int, num_pieces: int = 12) -> None:
+    """With personal data, foldings and phrases brute force agrees, and so does every slice size."""
+    rng = random.Random(seed)
+    for _ in range(num_cases):
+        rules, text = whole_text_oracle.random_case(rng, num_pieces)
+        shared = patterns(*rules)
+        result = scan(text, shared)
+        hits, rewritten, is_blocked = whole_text_oracle.expected(text, rules)
+        assert result.blocked == is_blocked, (rules, text)
+        assert result.text == rewritten, (rules, text)
+        if is_blocked:
+            assert set(result.hits) <= hits, (rules, text)
+            assert {hit for hit in hits if hit.end < result.hits[-1].end} <= set(result.hits), (rules, text)
+        else:
+            assert set(result.hits) == hits, (rules, text)
+        for size in (1, 2, 3, 5, rng.randint(6, 90)):
+            assert scan_sliced(text, shared, size)[1] == result, (rules, text, size)
+
+
+def test_scan_for_everything_equals_brute_force() -> None:
+    check_everything(seed=1, num_cases=700)
+
+
+def test_scan_for_everything_in_longer_texts_equals_brute_force() -> None:
+    check_everything(seed=2, num_cases=15, num_pieces=300)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_scan_for_everything_in_many_texts_equals_brute_force() -> None:
+    check_everything(seed=3, num_cases=30_000)
+    check_everything(seed=4, num_cases=300, num_pieces=500)
