@@ -109,6 +109,27 @@ class Reference:
 
     def harmless_ids(self, chat: Chat) -> list[int]:
         """The ids of a chat with control strings in its leaves, all of them plain text."""
+        rendered, mask = self._masked(chat)
+        return self._renamed_ids(
+            mask.lifted(self._control.sub(lambda match: self._names[match[0]], rendered))
+        )
+
+    def harmless_ids_in_runs(self, chat: Chat) -> list[int]:
+        """The same by definition: control tokens as such, each run of text between them by a tokenizer
+        without them. Only for tokenizers that begin anew after a control token."""
+        rendered, mask = self._masked(chat)
+        tokenizer, real = self._renamed
+        ids: list[int] = []
+        for piece in re.split(f"({self._control.pattern})", rendered):
+            if piece in self.controls:
+                ids.append(self.controls[piece])
+            else:
+                run = tokenizer.encode(mask.lifted(piece), add_special_tokens=False).ids
+                ids += [real.get(id_, id_) for id_ in run]
+        return ids
+
+    def _masked(self, chat: Chat) -> tuple[str, _Mask]:
+        """The rendered chat in which all control strings are the template's, and what lifts the mask."""
         assert not _PRIVATE.search(json.dumps([chat.messages, chat.tools, chat.kwargs], ensure_ascii=False))
         mask = _Mask(self._control, *self._halves)
         template = self.template or ""
@@ -119,9 +140,7 @@ class Reference:
         rendered: str = self.hugging_face.apply_chat_template(
             masked.messages, chat_template=template, tokenize=False, **_arguments(masked), **masked.kwargs
         )
-        return self._renamed_ids(
-            mask.lifted(self._control.sub(lambda match: self._names[match[0]], rendered))
-        )
+        return rendered, mask
 
     @cached_property
     def _halves(self) -> tuple[frozenset[str], frozenset[str]]:

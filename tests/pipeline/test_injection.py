@@ -81,6 +81,15 @@ def test_reference_for_hostile_chats_is_hugging_faces_for_others(name: str) -> N
 
 
 @every_model
+def test_reference_is_that_of_runs_between_control_tokens(name: str) -> None:
+    tested = model(name)
+    maker = HostileMaker(random.Random(name), tested.family, HostileTexts(controls(tested)))
+    for _ in range(25):
+        chat = by_model(tested.family.prepare, maker.body() | {"continue_final_message": False})
+        assert tested.reference.harmless_ids(chat) == tested.reference.harmless_ids_in_runs(chat)
+
+
+@every_model
 def test_hostile_chats_would_have_control_ids_if_nothing_was_done(name: str) -> None:
     tested = model(name)
     maker = HostileMaker(random.Random(name), tested.family, HostileTexts(controls(tested)))
