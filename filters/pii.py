@@ -59,6 +59,7 @@ _NUMBER_CHARS: Final = "0123456789 -.x"
 
 _LONG_NUMBER: Final = re.compile("[0-9][0-9 -]{9,}[0-9x]")
 _GROUP: Final = re.compile("[0-9]+")
+_CUT: Final = re.compile(r".?[0-9]\Z|[0-9]\.\Z", re.DOTALL)
 
 _DOMAIN_CHARS: Final = "abcdefghijklmnopqrstuvwxyz0123456789.-"
 _LOCAL_CHARS: Final = "abcdefghijklmnopqrstuvwxyz0123456789._%+-"
@@ -204,8 +205,7 @@ def _open_number(text: str) -> int:
 def _begins_number(text: str, group: re.Match[str]) -> bool:
     """Whether this group of digits is whole and no fraction, and long enough to be the first of a number."""
     start = group.start()
-    before = text[max(0, start - 2) : start]
-    if before[-1:].isdecimal() or (before[-1:] == "." and before[:-1].isdecimal()):
+    if _CUT.match(text, max(0, start - 2), start):
         return False
     return group.end() - start > 2 or group[0] == "86"
 

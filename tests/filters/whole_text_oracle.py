@@ -135,6 +135,11 @@ def rewritten(raw: str, spans: list[tuple[int, int, Rule]]) -> str:
 
 # Personal data.
 
+
+def is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
 SHAPES = {
     "id_cn": [(18, {6, 14}), (18, {6, 10, 14})],
     "phone_cn": [(11, {3, 7}), (11, {4, 8})],
@@ -174,14 +179,14 @@ def numbers(text: str) -> Iterator[tuple[int, int, str]]:
 def is_number(text: str, start: int, end: int, kind: str) -> bool:
     number, before, after = text[start:end], text[:start], text[end:]
     first = number.removeprefix("+")
-    if not first[:1].isdigit() or not (number[-1].isdigit() or number[-1] == "x"):
+    if not is_digits(first[:1]) or not (is_digits(number[-1]) or number[-1] == "x"):
         return False
     if first == number and before[-1:] == "+":
         return False  # it begins with the sign
-    is_fraction = before[-1:] == "." and before[-2:-1].isdigit() and len(before) > 1
-    if first == number and (before[-1:].isdigit() or is_fraction):
+    is_fraction = before[-1:] == "." and is_digits(before[-2:-1]) and len(before) > 1
+    if first == number and (is_digits(before[-1:]) or is_fraction):
         return False
-    if after[:1].isdigit() or (after[:1] == "." and after[1:2].isdigit()):
+    if is_digits(after[:1]) or (after[:1] == "." and is_digits(after[1:2])):
         return False
     if kind == "phone_cn":
         for prefix in ("+86", "0086", "86"):
@@ -203,9 +208,9 @@ def is_shape(number: str, kind: str) -> bool:
     if not any(len(digits) == size and cuts <= allowed for size, allowed in SHAPES[kind]):
         return False
     if kind == "phone_cn":
-        return digits.isdigit() and digits[0] == "1" and digits[1] in "3456789"
+        return is_digits(digits) and digits[0] == "1" and digits[1] in "3456789"
     if kind == "card":
-        return digits.isdigit() and luhn(digits) and not (len(digits) in (13, 19) and digits[0] == "1")
+        return is_digits(digits) and luhn(digits) and not (len(digits) in (13, 19) and digits[0] == "1")
     return is_id(digits)
 
 
@@ -217,7 +222,7 @@ def luhn(digits: str) -> bool:
 
 
 def is_id(digits: str) -> bool:
-    if not digits[:17].isdigit() or digits[:2] not in {"11", "31", "44", "50", "81"}:
+    if not is_digits(digits[:17]) or digits[:2] not in {"11", "31", "44", "50", "81"}:
         return False
     try:
         born = date(int(digits[6:10]), int(digits[10:12]), int(digits[12:14]))
