@@ -34,8 +34,7 @@ class Reading:
         folded, uneven = self._folding.read(piece)
         for offset, num_folded in uneven:
             self._offsets.add(start + offset, num_folded)
-        self._extend(folded)
-        return len(uneven)
+        return len(uneven) + self._extend(folded)
 
     def raw_of(self, folded: int) -> int:
         """The offset of the raw character that gave this folded one; for `end` the one after all read."""
@@ -55,9 +54,11 @@ class Reading:
             self.window, self.at = self.window[folded - self.at :], folded
             self._offsets.forget_before(folded)
 
-    def _extend(self, folded: str) -> None:
+    def _extend(self, folded: str) -> int:
+        """Appends to the window; returns how many characters of a run went into one."""
         self.window += folded
         self.end += len(folded)
+        return 0
 
 
 class RunReading(Reading):
@@ -89,15 +90,17 @@ class RunReading(Reading):
             self._offsets.forget_before(self._runs.raw_of(folded))
             self._runs.forget_before(folded)
 
-    def _extend(self, folded: str) -> None:
+    def _extend(self, folded: str) -> int:
         joined = self._last + folded
         base = self._num_chars - len(self._last)
         for run in _RUNS.finditer(joined):
             for index in range(run.start() + 1, run.end()):
                 self._runs.add(base + index, 0)
         self._num_chars += len(folded)
-        super()._extend(_RUNS.sub(r"\1", joined)[len(self._last) :])
+        collapsed = _RUNS.sub(r"\1", joined)
+        super()._extend(collapsed[len(self._last) :])
         self._last = joined[-1:]
+        return len(joined) - len(collapsed)
 
 
 def reading_of(folding: Folding) -> Reading:

@@ -58,3 +58,19 @@ def test_phrase_depth_is_that_of_the_earliest_phrase_under_way() -> None:
     state = patterns.automaton.step(state, "b")
     assert patterns.phrase_depth(state, BLOCK) == 4
     assert patterns.phrase_depth(state, FLAG) == 0
+
+
+def test_patterns_are_apart_by_folding_and_personal_data_counts() -> None:
+    evasive = Rule("e", ("傻 帽", "傻帽"), "mask", replacement="*", skip_symbols=True)
+    good = Rule("g", ("good", "GOOD", "god"), "mask", repeats=True)
+    mail = Rule("m", (), "flag", pii="email", allow=("a@b.com",))
+    rules = Patterns(RuleSet((BLOCK, evasive, good, mail)))
+    assert [[pattern.text for pattern in folded.patterns] for folded in rules.by_folding] == [
+        ["foo", "bar", "foobar", "a@b.com"],
+        ["傻帽"],
+        ["god", "god"],
+    ]
+    assert [pattern.repeats for pattern in rules.others[1].patterns] == [(1, 2, 1), ()]
+    assert rules.pii == (mail,)
+    assert len(rules) == 8
+    assert len(Patterns(RuleSet())) == 0

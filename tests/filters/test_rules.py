@@ -19,6 +19,20 @@ FULL = """\
     - 三黄片
   shadow: yes
 - {id: fine, match: [assassin], action: allow}
+- id: mail
+  pii: email
+  action: redact
+  direction: input
+  allow: [help@example.com]
+  channels: [content, tool_arguments]
+- id: evasive
+  match: [傻帽]
+  action: mask
+  direction: input
+  skip_symbols: true
+  repeats: true
+  digits: true
+- {id: l33t, match: [shit], action: flag, direction: input, leet: true, channels: reasoning}
 """
 
 
@@ -28,8 +42,16 @@ def test_load_rules_reads_every_field() -> None:
         Rule("names", ("敏感词", "foo bar", "110", "no"), "redact", "output", True, (), "[NAME]"),
         Rule("films", ("黄片",), "block", "both", False, ("三黄片",), "", True),
         Rule("fine", ("assassin",), "allow"),
-    )
-    assert (len(rules), rules.num_keywords) == (3, 6)
+        Rule(
+            "mail", (), "redact", "input", False, ("help@example.com",), "[EMAIL]",
+            pii="email", channels=("content", "tool_arguments"),
+        ),
+        Rule(
+            "evasive", ("傻帽",), "mask", "input", replacement="*", skip_symbols=True, repeats=True, digits=True
+        ),
+        Rule("l33t", ("shit",), "flag", "input", leet=True, channels=("reasoning",)),
+    )  # fmt: skip
+    assert (len(rules), rules.num_keywords) == (6, 8)
 
 
 def test_load_rules_tells_yaml_by_name_or_by_its_first_line() -> None:
@@ -79,6 +101,7 @@ def rule_text(*lines: str) -> str:
 
 
 OK = ("match: [foo, bar]", "action: mask")
+IN = ("direction: input",)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +139,53 @@ OK = ("match: [foo, bar]", "action: mask")
         (rule_text(*OK, "allow: ['\u200b']"), 4, "folds to nothing"),
         (rule_text("match: foo", "action: allow", "allow: [foo bar]"), 4, "allow has no meaning"),
         (rule_text("match: foo", "action: allow", "shadow: true"), 4, "shadow has no meaning"),
+        (rule_text("pii: car", "action: mask"), 2, "pii is 'car'; it must be one of phone_cn, email, card"),
+        (rule_text("pii: [card]", "action: mask"), 2, "pii must be text"),
+        (rule_text(*OK, "pii: card", *IN), 4, "either match or pii"),
+        (
+            rule_text("pii: card", "action: mask"),
+            2,
+            "pii works for what clients send so far: it needs `direction: in",
+        ),
+        (rule_text("pii: card", "action: mask", "direction: output"), 2, "needs `direction: input`"),
+        (rule_text("pii: card", "action: allow", *IN), 2, "pii has no meaning with action allow"),
+        (
+            rule_text("pii: card", "action: mask", *IN, "whole_word: true"),
+            5,
+            "whole_word has no meaning with pii",
+        ),
+        (rule_text("pii: card", "action: mask", *IN, "leet: true"), 5, "leet has no meaning with pii"),
+        (rule_text("pii: email", "action: mask", *IN, "allow: [example.com]"), 5, "contains no email"),
+        (rule_text("pii: ip", "action: redact", *IN, "replacement: 1.2.3.4"), 5, "contains a ip"),
+        (rule_text(*OK, "channels: []"), 4, "channels is an empty list"),
+        (
+            rule_text(*OK, "channels: [content, audio]"),
+            4,
+            "there is no channel 'audio'; the channels are content",
+        ),
+        (rule_text(*OK, "channels: [reasoning]"), 4, "the output has the channel content so far"),
+        (rule_text(*OK, "repeats: 2"), 4, "repeats must be true or false"),
+        (rule_text(*OK, "repeats: true"), 4, "repeats works for what clients send so far"),
+        (rule_text(*OK, "digits: true", "direction: output"), 4, "digits works for what clients send so far"),
+        (rule_text("match: [傻帽, ass]", "action: mask", *IN, "skip_symbols: true"), 2, "'ass' is Latin"),
+        (rule_text("match: '12'", "action: mask", *IN, "skip_symbols: true"), 2, "'12' is Latin"),
+        (rule_text("match: '@@'", "action: mask", *IN, "skip_symbols: true"), 2, "folds to nothing"),
+        (rule_text("match: 妈妈", "action: mask", *IN, "repeats: true"), 2, "a single character, '妈'"),
+        (
+            rule_text("match: 傻帽", "action: mask", *IN, "skip_symbols: true", "leet: true"),
+            6,
+            "leet has no meaning",
+        ),
+        (
+            rule_text("match: 傻帽", "action: mask", *IN, "skip_symbols: true", "whole_word: true"),
+            6,
+            "whole_word has",
+        ),
+        (
+            rule_text("match: 傻帽", "action: redact", *IN, "skip_symbols: true", "replacement: 傻-帽"),
+            6,
+            "contains a k",
+        ),
     ],
 )
 def test_load_rules_refuses_with_the_line(text: str, line: int, problem: str) -> None:
@@ -132,6 +202,23 @@ def test_for_direction_keeps_the_rules_of_that_direction() -> None:
     assert [rule.id for rule in rules.for_direction("output").rules] == ["output", "both"]
     with pytest.raises(ValueError, match="'sideways'"):
         rules.for_direction("sideways")
+
+
+def test_for_direction_keeps_the_rules_of_that_channel() -> None:
+    words = Rule("words", ("foo",), "block")
+    thoughts = Rule("thoughts", ("foo",), "block", "input", channels=("reasoning", "tool_name"))
+    rules = RuleSet((words, thoughts))
+    assert rules.for_direction("input").rules == (words,)
+    assert rules.for_direction("input", "reasoning").rules == (words, thoughts)
+    assert rules.for_direction("output", "reasoning").rules == (words,)
+    with pytest.raises(ValueError, match="'audio'"):
+        rules.for_direction("input", "audio")
+
+
+def test_whole_text_field_names_what_streams_cannot_do() -> None:
+    assert Rule("a", ("foo",), "block").whole_text_field is None
+    assert Rule("a", (), "block", pii="card").whole_text_field == "pii"
+    assert Rule("a", ("foo",), "block", leet=True).whole_text_field == "leet"
 
 
 def test_fingerprint_changes_with_the_rules_only() -> None:

@@ -7,7 +7,7 @@ import pytest
 from filters.hit import Hit
 from filters.patterns import Patterns
 from filters.rules import Rule, RuleSet
-from filters.scan import MAX_HITS, ScanResult, scan, scan_in_slices
+from filters.scan import MAX_HITS, PIECE_CHARS, SLICE_CHARS, ScanResult, scan, scan_in_slices
 from filters.stream import CompiledRules
 from tests.filters import oracle, whole_text_oracle
 
@@ -78,6 +78,69 @@ def test_scan_in_slices_pauses_and_ends_with_a_block() -> None:
 def test_scan_of_a_flood_of_hits_keeps_a_bounded_list() -> None:
     result = scan("ab" * 3_000, patterns(Rule("m", ("ab",), "mask", replacement="*")))
     assert (len(result.hits), result.num_hits, result.text) == (MAX_HITS, 3_000, "*" * 6_000)
+
+
+FLOODS = [
+    ("ab" * 10_000, Rule("r", ("ab", "abab", "b"), "mask", replacement="*")),
+    ("傻@" * 5_000 + "傻帽", Rule("r", ("傻帽",), "mask", replacement="*", skip_symbols=True)),
+    ("a" * 9_000 + "ss", Rule("r", ("as",), "mask", replacement="*", repeats=True)),
+    ("13812345678," * 900, Rule("r", (), "mask", replacement="*", pii="phone_cn")),
+    ("a@b.com," * 900, Rule("r", (), "redact", replacement="[EMAIL]", pii="email")),
+    ("敏\u200b" * 4_000 + "感", Rule("r", ("敏感",), "block")),
+    ("敏" + "\u200b" * 9_000 + "感…", Rule("r", ("敏感",), "flag")),
+]
+
+
+@pytest.mark.parametrize(("text", "rule"), FLOODS, ids=lambda value: str(value)[:5])
+def test_scan_of_a_flood_is_the_same_in_slices_and_pauses_within_them(text: str, rule: Rule) -> None:
+    rules = patterns(rule)
+    num_pauses, result = scan_sliced(text, rules, len(text))
+    assert num_pauses >= len(text) // PIECE_CHARS
+    assert result == scan(text, rules)
+    assert result.num_hits > 0
+    for size in (100, 999, 5_000):
+        assert scan_sliced(text, rules, size)[1] == result
+
+
+def test_scan_of_a_long_clean_text_pauses_once_a_slice() -> None:
+    rules = patterns(Rule("r", ("敏感",), "mask", replacement="*"), Rule("p", (), "flag", pii="card"))
+    assert scan_sliced("清白的话，" * 10_000, rules, SLICE_CHARS)[0] == 4
+
+
+def test_scan_for_personal_data_tells_classes_apart() -> None:
+    rules = [
+        Rule(kind, (), "redact", replacement=f"[{kind}]", pii=kind) for kind in ("phone_cn", "card", "ip")
+    ]
+    assert scan("tel 138 1234 5678 .", patterns(*rules)).text == "tel [phone_cn] ."
+    result = scan("卡４１１１１１１１１１１１１１１１，ip 10.0.0.1", patterns(*rules))
+    assert result.text == "卡[card]，ip [ip]"
+    assert result.hits == (Hit("card", "redact", 1, 17), Hit("ip", "redact", 21, 29))
+
+
+def test_scan_with_allow_phrases_and_shadow_of_personal_data() -> None:
+    mail = Rule("mail", (), "block", pii="email", allow=("help@example.com",))
+    seen = Rule("seen", (), "mask", pii="email", shadow=True)
+    assert scan("ask Help@Example.com", patterns(mail, seen)).hits == (
+        Hit("seen", "mask", 4, 20, shadow=True),
+    )
+    assert scan("ask bob@example.com", patterns(mail)).blocked_by == "mail"
+    fine = Rule("fine", ("bob@example.com",), "allow", repeats=True)
+    assert not scan("ask bob@example.com", patterns(mail, fine)).blocked
+
+
+def test_scan_rewrites_overlapping_hits_of_all_kinds_once() -> None:
+    rules = patterns(
+        Rule("p", (), "mask", replacement="*", pii="phone_cn"),
+        Rule("m", (), "redact", replacement="[EMAIL]", pii="email"),
+        Rule("k", ("com 傻",), "redact", replacement="[K]"),
+        Rule("s", ("傻帽",), "mask", replacement="#", skip_symbols=True),
+    )
+    assert scan("to 13812345678@163.com 傻@帽!", rules).text == "to [EMAIL]!"
+
+
+def test_scan_of_repeats_needs_as_many_as_written() -> None:
+    rules = patterns(Rule("r", ("ass",), "mask", whole_word=True, replacement="*", repeats=True))
+    assert scan("as a aaasss class ass", rules).text == "as a ****** class ***"
 
 
 def check_random(seed: int, num_cases: int) -> None:

@@ -202,6 +202,18 @@ def test_compiled_rules_with_a_bad_bound_are_refused(options: dict[str, object])
         compiled(mask("abc"), **options)
 
 
+@pytest.mark.parametrize("options", [{"pii": "card"}, {"repeats": True}, {"skip_symbols": True}])
+def test_compiled_rules_that_need_a_whole_text_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"'r' has {next(iter(options))}"):
+        compiled(Rule("r", (), "mask", **options))  # type: ignore[arg-type]
+
+
+def test_feed_of_traditional_characters_matches_simplified_keywords() -> None:
+    for chunks in chunkings("他們發動戰爭。", random.Random(0)):
+        assert run(open_stream(mask("发动战争")), chunks) == "他們****。"
+    assert run(open_stream(mask("發動")), ["发", "动髮動"]) == "****"
+
+
 def check_against_oracle(rules: RuleSet, text: str, rng: random.Random) -> None:
     expected = oracle.expect(text, rules.rules)
     shared = CompiledRules(rules)
