@@ -27,7 +27,7 @@ class RecordingWorker:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._prompts: list[list[int]] = []
+        self._prompts: list[bytes] = []
         self._lock = threading.Lock()
 
     @property
@@ -40,7 +40,7 @@ class RecordingWorker:
         """The prompts' ids that came since the last call, in order."""
         with self._lock:
             taken, self._prompts = self._prompts, []
-        return taken
+        return [array("i", ids).tolist() for ids in taken]
 
     def prompt(self) -> list[int]:
         """The ids of the one prompt that came since the last call."""
@@ -49,7 +49,7 @@ class RecordingWorker:
 
     def note(self, job: Job) -> None:
         with self._lock:
-            self._prompts.append(array("i", job.ids).tolist())
+            self._prompts.append(bytes(job.ids))
 
 
 class _Engine(ScriptedEngine):

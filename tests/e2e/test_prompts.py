@@ -31,6 +31,8 @@ from tests.wire import connect
 
 MAX_MODEL_LEN: Final = 2048
 SLOW: Final = "slow"  # a model with a long context whose prefill takes its time
+BUFFER_BYTES: Final = 16 << 20  # of all buffers together, where they are few
+COMPLETIONS: Final = "/v1/completions"
 LIMIT_S: Final = 30.0
 
 TEMPLATES: Final = [
@@ -118,9 +120,10 @@ def prompts(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     strict = [f"{name}={value}" for name, value in LIMITS.items()]
     strict += ["--chat-template", str(template), "--context-policy", "drop_oldest"]
     strict += ["--control-characters", "reject"]
-    lax = ["--context-policy", "middle_out", "--token-buffer-bytes", str(1 << 16)]
+    lax = ["--context-policy", "middle_out", "--token-buffer-bytes", str(BUFFER_BYTES)]
+    lax += ["--queue-max-tokens", str(BUFFER_BYTES)]
     lax += ["--control-characters", "strip", "--unencodable-characters", "strip"]
-    options = {"max_model_len": 1 << 20, "prefill_ms_per_1k": 1e4}
+    options = {"max_model_len": BUFFER_BYTES // 4, "prefill_ms_per_1k": 1e4, "block_size": 1 << 16}
     with ExitStack() as started:
         worker = started.enter_context(recording_worker(folder, embedded_model, max_model_len=MAX_MODEL_LEN))
         slow = started.enter_context(
@@ -567,41 +570,44 @@ def test_cache_metrics_of_two_processes_are_summed(prompts: Prompts, gateway: Ca
 
 
 async def leave(
-    gateway: Gateway, request_id: str, model: str, content: str, is_due: Callable[[], bool]
+    gateway: Gateway, request_id: str, path: str, body: dict[str, Any], is_due: Callable[[], bool]
 ) -> None:
     """Ask, and close the connection once it is due, before there is an answer."""
-    body = json.dumps({"model": model, "messages": [user(content)], "max_tokens": 2}).encode()
+    content = json.dumps({"model": SLOW, "max_tokens": 2, **body}).encode()
     lines = (
-        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"x-request-id: {request_id}\r\ncontent-length: {len(content)}\r\n\r\n"
     )
     async with connect(gateway.port) as wire:
-        await wire.send(lines.encode() + body)
+        await wire.send(lines.encode() + content)
         await asyncio.to_thread(wait_for, gateway, is_due, "due")
 
 
-def check_gone(gateway: Gateway, request_id: str) -> None:
+def in_need(gateway: Gateway) -> Callable[[], bool]:
+    """Whether one more request than now waits for a need: it, its work and the watch over its client."""
+    num_tasks = gateway.metric("headrace_tasks")
+    return lambda: gateway.metric("headrace_tasks") >= num_tasks + 3
+
+
+def check_gone(gateway: Gateway, request_id: str) -> dict[str, Any]:
     line = logged(gateway, request_id)
     assert (line["ended"], line["status"]) == ("client_closed", 499)
     assert line["detail"] == "closed before its prompt was ready"
-    assert "render_ms" in line
     assert "assemble_ms" not in line
+    return line
 
 
 async def test_client_that_leaves_while_its_prompt_is_encoded_gives_the_worker_nothing(
     prompts: Prompts,
 ) -> None:
-    num_tasks = prompts.lax.metric("headrace_tasks")
-    text = "".join(f"{number} wheels " for number in range(250_000))
-
-    def is_encoding() -> bool:
-        """The request, its work and its watch, the batch: four tasks."""
-        return prompts.lax.metric("headrace_tasks") >= num_tasks + 3
-
-    await leave(prompts.lax, "left-encoding", SLOW, text, is_encoding)
-    check_gone(prompts.lax, "left-encoding")
-    assert "tokenize_ms" not in logged(prompts.lax, "left-encoding")
-    wait_for(prompts.lax, lambda: prompts.lax.metric("headrace_tasks") <= num_tasks, "at rest")
+    front = prompts.lax
+    num_tasks = front.metric("headrace_tasks")
+    text = "".join(f"{number} wheels " for number in range(100_000))
+    await leave(front, "left-encoding", CHAT, {"messages": [user(text)]}, in_need(front))
+    line = check_gone(front, "left-encoding")
+    assert "render_ms" in line
+    assert "tokenize_ms" not in line
+    wait_for(front, lambda: front.metric("headrace_tasks") <= num_tasks, "at rest")
     assert not prompts.slow.num_jobs
 
 
@@ -609,21 +615,15 @@ async def test_client_that_leaves_while_it_waits_for_a_buffer_gives_the_worker_n
     prompts: Prompts,
 ) -> None:
     front, slow = prompts.lax, prompts.slow
-    first, second = (f" {word}" * 12_000 for word in ("gate", "wheel"))  # two of them are more than the pool
-
-    def are_two_encoded() -> bool:
-        return front.metric("headrace_token_cache_entries") >= num_entries + 2
-
-    num_entries = front.metric("headrace_token_cache_entries")
+    body = {"prompt": [300] * (BUFFER_BYTES // 8 + 1)}  # one takes all the memory, for sizes are powers of 2
     is_over = threading.Event()
-    holding = asyncio.create_task(leave(front, "left-holding", SLOW, first, is_over.is_set))
+    holding = asyncio.create_task(leave(front, "left-holding", COMPLETIONS, body, is_over.is_set))
     try:
         await asyncio.to_thread(wait_for, front, lambda: slow.num_jobs == 1, "prefilling")
-        await leave(front, "left-waiting", SLOW, second, are_two_encoded)
+        await leave(front, "left-waiting", COMPLETIONS, body, in_need(front))
     finally:
         is_over.set()
         await holding
-    check_gone(front, "left-waiting")
-    assert "tokenize_ms" in logged(front, "left-waiting")
+    assert "tokenize_ms" in check_gone(front, "left-waiting")
     assert logged(front, "left-holding")["ended"] == "client_closed"
     assert slow.num_jobs == 1
