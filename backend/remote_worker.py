@@ -93,6 +93,7 @@ class WorkerStatus:
     waiting_requests: int
     waiting_tokens: int
     dropped_entries: int
+    copied_bytes: int
     num_connects: int
 
 
@@ -123,6 +124,7 @@ class RemoteWorker:
         self._rng = rng
         self._on_change = on_change
         self._num_dropped = 0  # on earlier connections
+        self._copied_bytes = 0
         self._has_ended = False  # the present connection, or the attempt at one
 
     async def run(self) -> None:
@@ -190,6 +192,7 @@ class RemoteWorker:
             waiting_requests=slots.num_waiting if slots is not None else 0,
             waiting_tokens=slots.waiting_tokens if slots is not None else 0,
             dropped_entries=self._num_dropped + (slots.num_dropped if slots is not None else 0),
+            copied_bytes=self._copied_bytes + (client.copied_bytes if client is not None else 0),
             num_connects=self.num_connects,
         )
 
@@ -230,6 +233,7 @@ class RemoteWorker:
         )
         if self.client is not None:
             self._num_dropped += self.client.slots.num_dropped
+            self._copied_bytes += self.client.copied_bytes
         self.client = client
         welcome = await client.welcomed()
         self._advance("load", "reading the model's files")

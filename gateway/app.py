@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -38,6 +38,7 @@ from gateway.request_log import RequestLog
 from gateway.rules_version import RuleOptions
 from gateway.server import settle_memory
 from gateway.settings import Settings
+from gateway.shared_tokens import SharedTokens
 from gateway.system_routes import SystemRoutes, http_error
 from gateway.token_metrics import TokenMetrics
 from gateway.turns import Turns
@@ -52,13 +53,16 @@ from pipeline.tokenizing import TokenStore
 from pipeline.validation import InputLimits
 from pipeline.values import ModelInfo
 
+if TYPE_CHECKING:
+    from gateway.redis_tokens import RedisTokens
+
 FIRST_WORKER_LIMIT_S: Final = 2.0  # a linked worker is there in 0.1 s, and its tokenizer is loaded in 1 s
 
 
 class Gateway:
     """Everything that one gateway process runs, and what the server asks of it while it drains."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, token_fd: int | None = None) -> None:
         limits, text, prompts = settings.limits, settings.text, settings.prompts
         self.metrics = Metrics()
         self.request_log = RequestLog(sys.stdout)
@@ -71,8 +75,12 @@ class Gateway:
             self.metrics,
             text.rules_reload_s,
         )
-        self.store = TokenStore(TokenCache(prompts.token_cache_bytes), BufferPool(prompts.token_buffer_bytes))
-        self.encoders = Encoders(prompts.encode_queue_chars)
+        self._near = SharedTokens(token_fd) if token_fd is not None else None
+        self._far = _redis_tokens(settings)
+        self.encoders = Encoders(prompts.encode_queue_chars, self._near, self._far)
+        self.store = TokenStore(
+            TokenCache(prompts.token_cache_bytes), BufferPool(prompts.token_buffer_bytes), self.encoders.offer
+        )
         needs = NeedServer(self.encoders, self.store.pool, limits.queue_limit_s)
         chat_template = prompts.chat_template.read_text() if prompts.chat_template else None
         self.models = Models(
@@ -93,7 +101,7 @@ class Gateway:
             body=BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s),
             observe_prompt=self.warmup.observe,
         )
-        self._token_metrics = TokenMetrics(self.metrics, self.store)
+        self._token_metrics = TokenMetrics(self.metrics, self.store, self.encoders, self._near, self._far)
 
     async def _load_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
         await self.models.load(info, files)
@@ -145,6 +153,8 @@ class Gateway:
             await self.warmup.stop()
             await self.pool.stop()
             self.encoders.close()
+            if self._far is not None:
+                await self._far.close()
             self.request_log.flush()
 
 
@@ -167,6 +177,7 @@ class App:
             gateway.publish,
             lambda: gateway.flow.is_draining,
             gateway.warmup,
+            gateway.rules.status,
         )
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
@@ -187,10 +198,13 @@ class App:
         await self._others(scope, receive, send)
 
 
-def build_app(settings: Settings) -> App:
-    """The ASGI app of one process. Raises what is wrong with the rule files or the link's TLS files."""
+def build_app(settings: Settings, token_fd: int | None = None) -> App:
+    """The ASGI app of one process. `token_fd`: memory that it shares with others.
+
+    Raises what is wrong with the rule files or the link's TLS files.
+    """
     limits = settings.limits
-    return App(Gateway(settings), ReaderLimits(limits.slow_reader_bytes, limits.slow_reader_s))
+    return App(Gateway(settings, token_fd), ReaderLimits(limits.slow_reader_bytes, limits.slow_reader_s))
 
 
 def _request_limits(settings: Settings) -> RequestLimits:
@@ -219,6 +233,17 @@ def _inbound_options(settings: Settings) -> InboundOptions:
         templates={template.name: template for template in prompts.templates},
         context_policy=prompts.context_policy,
         raw_control_strings=prompts.raw_control_strings == "control",
+    )
+
+
+def _redis_tokens(settings: Settings) -> RedisTokens | None:
+    tokens = settings.tokens
+    if tokens.token_cache_redis is None:
+        return None
+    from gateway.redis_tokens import RedisTokens  # takes 0.2 s and 8 MB
+
+    return RedisTokens(
+        tokens.token_cache_redis, tokens.token_cache_redis_ttl_s, tokens.token_cache_redis_limit_ms
     )
 
 

@@ -95,6 +95,7 @@ class Flow:
         ready = await self._prepare(exchange, model, request, rules)  # 3 to 6
         answer = self._answer(exchange, route, model, request, len(ready.calls))
         answer.start(ready.calls, lambda: self._outbound(model, request, rules))  # 7, 8; 9 to 12 per token
+        del ready  # with its buffers: only choices that may be submitted again still hold them
         await self._finish(exchange, answer)
 
     async def _finish(self, exchange: Exchange, answer: Answer) -> None:

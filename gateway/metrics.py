@@ -195,4 +195,5 @@ WORKER_GAUGES: Final = {
     "prefix_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_hits": "Prompt tokens found in the prefix cache.",
     "dropped_entries": "Late entries for an earlier use of a slot, dropped.",
+    "copied_bytes": "Bytes of prompt ids copied on their way to this worker.",
 }

@@ -34,6 +34,7 @@ class Orders:
     parent_pid: int
     listen_fds: Sequence[int] = ()
     ready_fd: int | None = None
+    token_fd: int | None = None  # memory of `gateway.shared_tokens`
 
     def encode(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
@@ -60,7 +61,7 @@ def run_gateway(settings: Settings, orders: Orders) -> int:
     """One of the gateway's processes."""
     from gateway.run_gateway import serve
 
-    return serve(settings, sockets_of(settings, orders), lambda: tell_ready(orders))
+    return serve(settings, sockets_of(settings, orders), lambda: tell_ready(orders), orders.token_fd)
 
 
 def run_worker(settings: Settings, orders: Orders) -> int:

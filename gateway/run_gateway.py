@@ -35,12 +35,17 @@ CHILD_COMMAND: Final = (sys.executable, "-m", "gateway.process")
 Bound = tuple[Settings, list[socket.socket]]
 
 
-def serve(settings: Settings, sockets: list[socket.socket], started: Callable[[], None]) -> int:
-    """One gateway process, until a signal ends it; the exit code."""
+def serve(
+    settings: Settings,
+    sockets: list[socket.socket],
+    started: Callable[[], None],
+    token_fd: int | None = None,
+) -> int:
+    """One gateway process, until a signal ends it; the exit code. `token_fd`: memory of `shared_tokens`."""
     from gateway.app import build_app
 
     try:
-        app = build_app(settings)
+        app = build_app(settings, token_fd)
     except RULE_PROBLEMS as error:  # of the rule files, and of the link's TLS files
         say(str(error))
         return FAILED
@@ -65,8 +70,12 @@ def _run_one(settings: Settings) -> int:
 
 
 def _run_several(settings: Settings) -> int:
-    with run_folder() as folder, bound(settings, listen.reserve) as (settings, sockets):
-        supervisor = Supervisor(gateway_programs(settings, sockets, folder))
+    with (
+        run_folder() as folder,
+        shared_tokens(settings) as token_fd,
+        bound(settings, listen.reserve) as (settings, sockets),
+    ):
+        supervisor = Supervisor(gateway_programs(settings, sockets, folder, token_fd))
         url = listen.url(settings.http, sockets)
         return asyncio.run(supervise(supervisor, _announce_when_ready(supervisor.children, settings, url)))
 
@@ -88,7 +97,11 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 
 def gateway_programs(
-    settings: Settings, sockets: Sequence[socket.socket], folder: Path, command: Sequence[str] = CHILD_COMMAND
+    settings: Settings,
+    sockets: Sequence[socket.socket],
+    folder: Path,
+    token_fd: int | None = None,
+    command: Sequence[str] = CHILD_COMMAND,
 ) -> list[Program]:
     """The children: TCP ones bind the port themselves, those of a Unix socket inherit it."""
     fds = [each.fileno() for each in sockets] if settings.http.uds is not None else []
@@ -97,10 +110,10 @@ def gateway_programs(
         Program(
             name=f"gateway process {index}",
             command=command,
-            orders=partial(_orders, settings, fds),
+            orders=partial(_orders, settings, fds, token_fd),
             stop_limit_s=settings.http.drain_limit_s + _STOP_MARGIN_S,
             env={"PROMETHEUS_MULTIPROC_DIR": str(folder)} if several else {},
-            fds=fds,
+            fds=[*fds, token_fd] if token_fd is not None else fds,
             reloads=True,
             died=partial(_forget_metrics, folder) if several else _nothing,
         )
@@ -108,8 +121,8 @@ def gateway_programs(
     ]
 
 
-def _orders(settings: Settings, fds: Sequence[int], ready_fd: int) -> bytes:
-    return Orders("gateway", plain(settings), os.getpid(), fds, ready_fd).encode()
+def _orders(settings: Settings, fds: Sequence[int], token_fd: int | None, ready_fd: int) -> bytes:
+    return Orders("gateway", plain(settings), os.getpid(), fds, ready_fd, token_fd).encode()
 
 
 def _nothing(pid: int) -> None:
@@ -148,6 +161,22 @@ def run_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def shared_tokens(settings: Settings) -> Iterator[int | None]:
+    """Memory for token ids that the processes share; None for one process, or where it is off."""
+    num_bytes = settings.tokens.token_cache_shared_bytes
+    if settings.http.processes == 1 or not num_bytes:
+        yield None
+        return
+    from gateway.shared_tokens import create
+
+    fd = create(num_bytes)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 async def _announce_when_ready(children: Sequence[Child], settings: Settings, url: str) -> None:

@@ -15,7 +15,14 @@ from gateway import listen
 from gateway.commands import set_up_logging, with_settings
 from gateway.http_client import open_connection
 from gateway.process import Orders
-from gateway.run_gateway import CHILD_COMMAND, bound, gateway_programs, run_folder, supervise
+from gateway.run_gateway import (
+    CHILD_COMMAND,
+    bound,
+    gateway_programs,
+    run_folder,
+    shared_tokens,
+    supervise,
+)
 from gateway.settings import Settings
 from gateway.settings_load import plain
 from gateway.settings_table import with_values
@@ -33,7 +40,11 @@ def main_serve(flags: Mapping[str, Any]) -> int:
 def run_serve(settings: Settings) -> int:
     """Run until a signal or a failure; the exit code."""
     set_up_logging(settings.general.log_level)
-    with run_folder() as folder, bound(settings, listen.reserve) as (settings, sockets):
+    with (
+        run_folder() as folder,
+        shared_tokens(settings) as token_fd,
+        bound(settings, listen.reserve) as (settings, sockets),
+    ):
         address, secret = f"unix://{folder}/worker.sock", secrets.token_hex(32)
         joined = with_values(
             settings,
@@ -42,7 +53,8 @@ def run_serve(settings: Settings) -> int:
             link_secret=secret,
             **dict.fromkeys(("link_certfile", "link_keyfile", "link_cafile")),
         )
-        supervisor = Supervisor([*gateway_programs(joined, sockets, folder), _worker_program(joined)])
+        gateways = gateway_programs(joined, sockets, folder, token_fd)
+        supervisor = Supervisor([*gateways, _worker_program(joined)])
         telling = _tell_when_ready(supervisor, settings, listen.url(settings.http, sockets))
         return asyncio.run(supervise(supervisor, telling))
 

@@ -254,7 +254,9 @@ class Prompts:
     ] = 256 << 20
     token_buffer_bytes: Annotated[
         int,
-        About("memory for prompts on their way; requests wait when it is used up", "bytes", at_least=1 << 16),
+        About(
+            "memory for prompts on their way; requests wait when it is used up", "bytes", at_least=16 << 20
+        ),
     ] = 256 << 20
     encode_queue_chars: Annotated[
         int, About("characters that wait to be tokenized; more is 503", "characters", at_least=1)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from backend.address import AddressError, parse_address
 from gateway.prompt_settings import check_warm
 from gateway.settings import Settings
+
+_REDIS_SCHEMES: Final = ("redis://", "rediss://", "unix://")
 
 
 def check_together(settings: Settings) -> Iterator[str]:
@@ -18,6 +21,9 @@ def check_together(settings: Settings) -> Iterator[str]:
     model = settings.engine.model
     if model is not None and model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
         yield f"model: {model!r} is not allowed (there is no such folder)"
+    redis = settings.tokens.token_cache_redis
+    if redis is not None and not redis.startswith(_REDIS_SCHEMES):  # not shown: it may hold a password
+        yield f"token_cache_redis: it must begin with {', '.join(_REDIS_SCHEMES)}"
     for path in settings.text.rules:
         if not Path(path).expanduser().is_file():
             yield f"rules: {path!r} is not allowed (there is no such file)"

@@ -35,12 +35,14 @@ class SystemRoutes:
         publish: Callable[[], None],
         is_draining: Callable[[], bool],
         warmup: Warmup | None = None,
+        rules_status: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self._pool = pool
         self._keys = keys
         self._metrics = metrics
         self._publish = publish  # brings the gauges up to date
         self._is_draining = is_draining
+        self._rules_status = rules_status
         self._warmup = warmup
 
     def routes(self) -> Sequence[Route]:
@@ -68,6 +70,7 @@ class SystemRoutes:
         if "verbose" in request.query_params:
             body["workers"] = [asdict(status) for status in self._pool.statuses()]
             body["warm"] = warmup.report() if warmup is not None else []
+            body["rules"] = self._rules_status() if self._rules_status is not None else {}
         return _json(body, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:

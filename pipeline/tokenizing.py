@@ -7,7 +7,7 @@ the whole text is encoded, and nothing is remembered. Not here: rendering, and e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -38,9 +38,18 @@ class Tokens:
 
 
 class TokenStore:
-    """What all models of a process share: remembered segments, and buffers."""
+    """What all models of a process share: remembered segments, and buffers.
 
-    def __init__(self, cache: TokenCache, pool: BufferPool) -> None:
+    `offer(fingerprint, [(segment, ids), …])` is told of segments that were encoded at once, for others.
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        pool: BufferPool,
+        offer: Callable[[str, Sequence[tuple[str, bytes]]], None] = lambda fingerprint, pairs: None,
+    ) -> None:
+        self.offer = offer
         self.cache = cache
         self.pool = pool
         self.prefixes = Prefixes(pool)
@@ -83,7 +92,9 @@ class Tokenizing:
 
     def _encoded(self, pieces: list[str]) -> Steps[list[bytes]]:
         if self._is_quick(pieces):
-            return [self._encoder.encode_segment(piece) for piece in pieces]
+            found = [self._encoder.encode_segment(piece) for piece in pieces]
+            self._store.offer(self._text.fingerprint, list(zip(pieces, found, strict=True)))
+            return found
         ids: list[bytes] = yield Encode(self._encoder, tuple(pieces), None, self._text.fingerprint)
         return ids
 

@@ -251,7 +251,7 @@ async def test_nothing_is_left_of_encoders_that_are_done(encoders: Make) -> None
         await pool.encode(need(Recording(), "a"))
     await asyncio.sleep(0)
     gc.collect()
-    assert not [each for each in gc.get_objects() if isinstance(each, Recording)]
+    assert not [each for each in gc.get_objects() if type(each) is Recording]
 
 
 async def test_close_cancels_who_waits(encoders: Make) -> None:

@@ -37,6 +37,7 @@ STATUS = WorkerStatus(
     waiting_requests=2,
     waiting_tokens=300,
     dropped_entries=0,
+    copied_bytes=0,
     num_connects=1,
 )
 

@@ -58,7 +58,7 @@ def worker_program(settings: Settings) -> Program:
 def parent() -> int:
     settings = load().settings
     with run_folder() as folder, bound(settings, listen.reserve) as (settings, sockets):
-        programs = gateway_programs(settings, sockets, folder, COMMAND)
+        programs = gateway_programs(settings, sockets, folder, command=COMMAND)
         supervisor = Supervisor([*programs, worker_program(settings)])
         print(f"folder {folder}", flush=True)
         return asyncio.run(supervise(supervisor, tell(supervisor, listen.url(settings.http, sockets))))
