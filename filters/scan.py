@@ -25,7 +25,7 @@ from filters.spans import Emitter
 from filters.tracks import Found, KeywordTrack, PiiTrack, Track
 
 SLICE_CHARS: Final = 16_384  # about 1 ms
-PIECE_CHARS: Final = 4_096  # what is read at once: below 5 ms even where every character needs attention
+PIECE_CHARS: Final = 2_048  # what is read at once: below 5 ms even where every character needs attention
 MAX_HITS: Final = 1_000
 _SHORT_CHARS: Final = 256  # below this a clean text is found out faster than a scan is set up
 _BUSY: Final = 300  # matches and uneven characters in a piece after which others must run

@@ -20,7 +20,7 @@ from filters.rules import Rule
 
 # A track stops after this many matches and goes on at the next step, so that a text full of matches does not
 # hold the event loop: a match costs 3 us all in all.
-MAX_FOUND: Final = 500
+MAX_FOUND: Final = 250
 
 
 class Found(NamedTuple):

@@ -47,7 +47,8 @@ def test_load_rules_reads_every_field() -> None:
             pii="email", channels=("content", "tool_arguments"),
         ),
         Rule(
-            "evasive", ("傻帽",), "mask", "input", replacement="*", skip_symbols=True, repeats=True, digits=True
+            "evasive", ("傻帽",), "mask", "input", replacement="*",
+            skip_symbols=True, repeats=True, digits=True,
         ),
         Rule("l33t", ("shit",), "flag", "input", leet=True, channels=("reasoning",)),
     )  # fmt: skip
