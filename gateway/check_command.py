@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from filters.patterns import Patterns
+from filters.rules import RuleSet
 from gateway.cli import BAD_USAGE, FAILED, OK
 from gateway.commands import RULE_PROBLEMS
 from gateway.rule_files import read_all_rules, read_rules
@@ -64,9 +66,19 @@ def main_rules(given: Mapping[str, Any]) -> int:
     except RULE_PROBLEMS as error:
         print(f"headrace: {error}", file=sys.stderr)
         return FAILED
-    size = f"{len(rules)} rules, {rules.num_keywords} keywords, fingerprint {rules.fingerprint[:12]}"
-    print(f"{given['file']}: {size}")
+    print(f"{given['file']}: {rules_size(rules)}")
     return OK
+
+
+def rules_size(rules: RuleSet) -> str:
+    """What a set of rules comes to once compiled, in words."""
+    patterns = Patterns(rules)
+    num_states = sum(folded.finder.num_states for folded in patterns.by_folding)
+    num_bytes = sum(folded.finder.num_bytes for folded in patterns.by_folding)
+    return (
+        f"{len(rules)} rules, {rules.num_keywords} keywords, automaton of {num_states} states in "
+        f"{num_bytes / 1024:.0f} KiB, fingerprint {rules.fingerprint[:12]}"
+    )
 
 
 def main_version(given: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ import pytest
 from filters.hit import Hit
 from filters.patterns import Patterns
 from filters.rules import Rule, RuleSet
-from filters.scan import MAX_HITS, PIECE_CHARS, SLICE_CHARS, ScanResult, scan, scan_in_slices
+from filters.scan import MAX_HITS, SLICE_CHARS, ScanResult, scan, scan_in_slices
 from filters.stream import CompiledRules
 from tests.filters import oracle, whole_text_oracle
 
@@ -95,7 +95,7 @@ FLOODS = [
 def test_scan_of_a_flood_is_the_same_in_slices_and_pauses_within_them(text: str, rule: Rule) -> None:
     rules = patterns(rule)
     num_pauses, result = scan_sliced(text, rules, len(text))
-    assert num_pauses >= len(text) // PIECE_CHARS
+    assert num_pauses > 2  # a quiet text of one slice has one
     assert result == scan(text, rules)
     assert result.num_hits > 0
     for size in (100, 999, 5_000):
