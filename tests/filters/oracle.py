@@ -16,7 +16,7 @@ from filters.rules import Rule, RuleSet
 FOLDS = {
     **{char: char for char in "abcs .*#我的界é😀"},
     "A": "a", "ｂ": "b", "Ｂ": "b", "𝐚": "a", "ⓒ": "c", "É": "é",
-    "ß": "ss", "㏄": "cc", "\u200b": "", "\ufe0f": "", "\U000e0061": "",
+    "战": "战", "戰": "战", "ß": "ss", "㏄": "cc", "\u200b": "", "\ufe0f": "", "\U000e0061": "",
 }  # fmt: skip
 EXPANDING = {char for char, folded in FOLDS.items() if len(folded) > 1}
 WORD_CHARS = set("abcsé")
@@ -32,6 +32,7 @@ ALPHABETS = (
     "a😀\ufe0f",
     "我的界 \U000e0061",
     "é.ÉaＢ𝐚b",
+    "战戰a\u200b",
 )
 
 
