@@ -61,7 +61,13 @@ def worker(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("worker")
     script = folder / "script.json"
     script.write_text(json.dumps({STORY: SAID * 1000, "number 0.": SAID, "": SAID * 6}))
-    with recording_worker(folder, embedded_model, script=script, step_ms=STEP_MS) as worker:
+    options: dict[str, Any] = {
+        "script": script,
+        "step_ms": STEP_MS,
+        "max_model_len": 1 << 20,
+        "prefill_ms_per_1k": 0.0,
+    }
+    with recording_worker(folder, embedded_model, **options) as worker:
         yield worker
 
 
@@ -84,15 +90,19 @@ class Ruled:
     def metric(self, name: str) -> float:
         return self.gateway.metric(f"headrace_rules_{name}")
 
+    def num_tasks(self) -> float:
+        """A request that waits for a need has three: its own, the work's and the watch over its client."""
+        return self.gateway.metric("headrace_tasks")
+
     async def until(self, is_true: Callable[[], bool], what: str) -> None:
         await asyncio.to_thread(wait_for, self.gateway, is_true, what)
 
     async def until_version(self, number: float) -> None:
         await self.until(lambda: self.metric("version") == number, f"at version {number}")
 
-    async def ask(self, number: int) -> str:
+    async def ask(self, number: int, more: str = "") -> str:
         """The whole answer to a numbered question; that to number 0 is short."""
-        outcome = await ask(self.gateway.port, chat(f"{QUESTION}{number}.", 200, ignore_eos=False))
+        outcome = await ask(self.gateway.port, chat(f"{QUESTION}{number}.{more}", 200, ignore_eos=False))
         assert outcome.kind == COMPLETE, outcome
         return outcome.text
 
@@ -171,6 +181,22 @@ async def test_no_request_sees_half_a_rule_set(
     on_input = {int(re.findall(r"number (\d+)\.", prompt)[0]): letters(prompt) for prompt in prompts}
     assert on_input == {number: {letter} for number, letter in versions.items()}
     assert looking.metric("failed_reloads_total") == 0
+
+
+async def test_prompt_that_is_being_encoded_keeps_its_version_for_the_answer(
+    looking: Ruled, worker: RecordingWorker, embedded_model: Path
+) -> None:
+    long = "".join(f" {number} wheels" for number in range(100_000))  # takes far longer than to read rules
+    version, num_tasks = looking.metric("version"), looking.num_tasks()
+    asking = asyncio.create_task(looking.ask(1, f"{long} {QUESTION}"))
+    await looking.until(lambda: looking.num_tasks() >= num_tasks + 3, "encoding")
+    looking.write(rules("B"))
+    looking.gateway.process.signal(signal.SIGHUP)
+    await looking.until_version(version + 1)
+    assert not worker.num_jobs, "it was too quick"
+    assert letters(await asking) == {"A"}
+    tokenizer = Tokenizer.from_file(str(embedded_model / "tokenizer.json"))
+    assert letters(tokenizer.decode(worker.prompt())) == {"A"}
 
 
 async def test_running_answer_keeps_the_version_that_it_began_with(looking: Ruled) -> None:
