@@ -134,6 +134,11 @@ class ChatTemplate:
         }
         text = self.plain(replaced(request, fields), now_s)
         opening, *segments = [piece.replace(guard, "") for piece in self.controls.split(text)]
+        if not self.spells_control(request):
+            # What was broken were halves; a template that counts characters sees them whole.
+            whole = self.controls.split(self.plain(request, now_s))
+            if len(whole) == len(segments) + 1:
+                opening, *segments = whole
         return Rendered(opening, segments)
 
     def spells_control(self, request: ChatRequest) -> bool:
