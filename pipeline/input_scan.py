@@ -29,6 +29,7 @@ from pipeline.values import ChatRequest, CompletionRequest, Json
 __all__ = ["SeenTexts", "scan_ids", "scan_request"]
 
 _KNOWN_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+_PLAIN_ROLES: Final = ("user", "assistant", "system")
 # Other fields refer to these, and templates compare them: scanned, never rewritten.
 _NAMES: Final = frozenset({"role", "type", "id", "tool_call_id", "name"})
 _SHORT_SCAN_CHARS: Final = 64  # a scan of nothing takes as long as one of so many characters
@@ -112,6 +113,10 @@ def _texts_of(request: ChatRequest | CompletionRequest, separator: str) -> dict[
             if isinstance(content, list):
                 texts |= dict.fromkeys(_joined(content, _separator_of(message, separator)))
                 message = {**message, "content": None}
+            elif len(message) == 2 and isinstance(content, str) and message.get("role") in _PLAIN_ROLES:
+                texts[content] = None  # as `_collect` would: most messages are like this
+                keys.add("content")
+                continue
             stack.append(message)
         _collect(stack, texts, keys)
     return texts | dict.fromkeys(sorted(keys - _NAMES))

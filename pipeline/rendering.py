@@ -107,7 +107,7 @@ class ChatTemplate:
             return Rendered(self.plain(request, now_s), [])
         if self.follows_marks:
             rendered = self.render_marked(request, now_s, text)
-            if all(map(self.controls.match, rendered.segments)):
+            if all(map(self.controls.begins, rendered.segments)):
                 return rendered
         return self.render_disguised(request, now_s)
 
