@@ -17,12 +17,16 @@ Served = TypeVar("Served")
 
 
 class NeedServer:
-    """Runs the steps of requests. `wait_limit_s`: how long a request waits for a token buffer."""
+    """Runs the steps of requests. `wait_limit_s`: how long a request waits for token buffers, in all.
+
+    Those that wait are served in their order, or small prompts would take every buffer before a large one.
+    """
 
     def __init__(self, encoders: Encoders, pool: BufferPool, wait_limit_s: float) -> None:
         self._encoders = encoders
         self._pool = pool
         self._wait_limit_s = wait_limit_s
+        self._waiting = asyncio.Lock()
 
     async def serve(
         self,
@@ -34,6 +38,7 @@ class NeedServer:
         Raises what the steps raise, `QueueFull`, and what `unless_gone` raises.
         """
         answer: Any = None
+        waits = _Waits(self._wait_limit_s)
         try:
             while True:
                 need = steps.send(answer)
@@ -41,7 +46,9 @@ class NeedServer:
                     answer = None
                     await asyncio.sleep(0)
                 else:
-                    work = self._served(need)
+                    work: Awaitable[Any] = (
+                        self._encoded(need) if isinstance(need, Encode) else self._wait(need, waits)
+                    )
                     answer = await (work if unless_gone is None else unless_gone(work))
         except StopIteration as done:
             result: Result = done.value
@@ -49,15 +56,30 @@ class NeedServer:
         finally:
             steps.close()
 
-    async def _served(self, need: Encode | Wait) -> list[bytes] | None:
-        if isinstance(need, Encode):
-            return await self._encoders.encode(need)
+    async def _encoded(self, need: Encode) -> list[bytes]:
+        return await self._encoders.encode(need)
+
+    async def _wait(self, need: Wait, waits: _Waits) -> None:
+        """Until a buffer seems free, and at least for a moment: it was not, just now."""
         try:
-            async with asyncio.timeout(self._wait_limit_s):
+            async with asyncio.timeout_at(waits.until_s()), self._waiting:
+                await asyncio.sleep(_POLL_S)
                 while not self._pool.can_acquire(need.num_tokens):  # noqa: ASYNC110 - views tell nobody
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise QueueFull(
                 f"No token buffer for {need.num_tokens} tokens became free within {self._wait_limit_s:g} s."
             ) from None
-        return None
+
+
+class _Waits:
+    """The time that one request may wait, from its first wait on."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._until_s: float | None = None
+
+    def until_s(self) -> float:
+        if self._until_s is None:
+            self._until_s = asyncio.get_running_loop().time() + self._limit_s
+        return self._until_s

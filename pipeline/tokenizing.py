@@ -122,7 +122,7 @@ class Tokenizing:
     def in_buffer(self, tokens: Tokens) -> Steps[memoryview]:
         """The ids in a buffer that conversations share as far as they are the same. Needs `Wait`."""
         if not tokens.entries:
-            return (yield from self._whole(tokens.whole))
+            return (yield from self.whole_in_buffers([tokens.whole]))[0]
         while True:
             view = self._store.prefixes.assemble(self._text.fingerprint, tokens.entries)
             if view is not None:
@@ -130,19 +130,22 @@ class Tokenizing:
             yield Wait(tokens.num_tokens)
 
     def whole_in_buffers(self, prompts: Sequence[bytes]) -> Steps[list[memoryview]]:
-        """Ids that nothing else shares, each prompt's in a buffer. Needs `Wait`."""
-        views = []
-        for ids in prompts:
-            view = yield from self._whole(ids)
-            views.append(view)
-        return views
+        """Ids that nothing else shares, each prompt's in a buffer. Needs `Wait`.
 
-    def _whole(self, ids: bytes) -> Steps[memoryview]:
+        All or none: two requests that each kept a part of what both need would wait for each other.
+        """
         while True:
-            view = self._store.pool.whole(ids)
-            if view is not None:
-                return view
-            yield Wait(len(ids) // BYTES_PER_ID)
+            views: list[memoryview] = []
+            for ids in prompts:
+                view = self._store.pool.whole(ids)
+                if view is None:
+                    break
+                views.append(view)
+            else:
+                return views
+            view = None
+            views.clear()
+            yield Wait(max(map(len, prompts)) // BYTES_PER_ID)
 
 
 class _Whole:

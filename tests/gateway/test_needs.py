@@ -103,3 +103,40 @@ async def test_steps_are_closed_when_nobody_waits_for_them(encoders: Encoders) -
     await asyncio.wait([task])
     assert closed == [True]
     assert held is not None
+
+
+async def test_waits_of_one_request_share_its_limit(encoders: Encoders) -> None:
+    """Also when the pool says each time that there is room, and there never is."""
+    num_waits = 0
+
+    def steps() -> Steps[None]:
+        nonlocal num_waits
+        while True:
+            num_waits += 1
+            yield Wait(1)
+
+    with pytest.raises(QueueFull):
+        await NeedServer(encoders, BufferPool(1 << 20), 0.05).serve(steps())
+    assert 1 <= num_waits < 50
+
+
+async def test_those_that_wait_are_served_in_their_order(encoders: Encoders) -> None:
+    pool = BufferPool(4 * 2048)
+    needs = NeedServer(encoders, pool, 60.0)
+    held = [pool.whole(pack_ids([1] * 1500))]
+    order: list[int] = []
+    kept = []
+
+    def steps(num_tokens: int) -> Steps[None]:
+        while (view := pool.whole(pack_ids([7] * num_tokens))) is None:
+            yield Wait(num_tokens)
+        order.append(num_tokens)
+        kept.append(view)
+
+    tasks = [asyncio.create_task(needs.serve(steps(num_tokens))) for num_tokens in (1500, 3, 4)]
+    await asyncio.sleep(0.05)
+    held.clear()
+    await tasks[0]
+    kept.clear()
+    await asyncio.gather(*tasks)
+    assert order == [1500, 3, 4]

@@ -129,6 +129,19 @@ def test_request_waits_while_every_buffer_is_in_use(text: ModelText) -> None:
     assert ids_of(done.value.value) == [pack_ids([7])]
 
 
+def test_request_of_several_prompts_keeps_no_buffer_while_it_waits(text: ModelText) -> None:
+    inbound = Inbound(text, INFO, InboundOptions(), store(buffer_bytes=2 * 4 * 1024))
+    held = finish(inbound, completion([1]))
+    steps = inbound.prepare(completion([7], [8]), 0.0)
+    assert isinstance(first_need(steps), Wait)
+    other = finish(inbound, completion([2]))
+    assert isinstance(next(steps), Wait)
+    del held, other
+    with pytest.raises(StopIteration) as done:
+        next(steps)
+    assert ids_of(done.value.value) == [pack_ids([7]), pack_ids([8])]
+
+
 def test_prompts_of_texts_and_ids_keep_their_order(text: ModelText) -> None:
     inbound = inbound_of(text)
     request = completion("the", [5, 6], "price", [7], gen=generation(n=2), add_special_tokens=False)
