@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from filters.folding import fold
+from filters.rules import Rule, RuleSet
+from filters.stream import CompiledRules
 from pipeline.errors import InvalidRequest
 from pipeline.model_text import ModelText
 from pipeline.prompt_templates import PromptTemplate, TemplateMessage
@@ -20,6 +23,7 @@ from tests.pipeline.driving import Driver, parsed
 from tests.pipeline.real_models import Model, every_model, model
 from tests.pipeline.reference import Chat, Reference, by_model
 from tests.pipeline.requests import completion
+from tests.pipeline.splits import random_split
 from tests.tokenizers import files_of, tokenizer_folder
 
 Body = dict[str, Any]
@@ -179,6 +183,49 @@ def test_chat_goes_on_exactly_after_answers_cut_at_any_token(name: str) -> None:
             generated = tokenizer.encode(answer["content"], add_special_tokens=False).ids
             seen = tokenizer.decode(generated[: rng.randint(0, len(generated))], skip_special_tokens=False)
             messages.append(answer | {"content": seen})
+
+
+@every_model
+def test_chat_goes_on_exactly_after_filtered_answers(name: str) -> None:
+    """A filter masked words of the answers, reasoning and tool results: what was seen is what counts.
+
+    The cache knows the unfiltered chat: nothing of it may come back.
+    """
+    tested = model(name)
+    rng = random.Random(f"filtered {name}")
+    maker, num_changed = ChatMaker(rng, tested.family), 0
+    for _ in range(15):
+        body = maker.body(max_turns=4)
+        body.pop("continue_final_message", None)
+        driver = Driver(tested.text)
+        driver.ids(parsed(body))
+        words = [word for message in body["messages"] for word in str(message.get("content")).split()]
+        rules = CompiledRules(RuleSet((Rule("r", tuple(_keywords(words, rng)), "mask", replacement="*"),)))
+        messages = [_filtered(message, rules, rng) for message in body["messages"]]
+        seen = body | {"messages": messages}
+        num_changed += messages != body["messages"]
+        assert driver.ids(parsed(seen)) == expected_ids(tested, seen), seen
+    assert num_changed > 5
+
+
+def _keywords(words: list[str], rng: random.Random) -> list[str]:
+    """Some of the words, cut to what a rule takes."""
+    found = [word[:6] for word in rng.sample(words, min(5, len(words)))]
+    return [word for word in found if len(fold(word)) > 1] or ["never"]
+
+
+def _filtered(message: dict[str, Any], rules: CompiledRules, rng: random.Random) -> dict[str, Any]:
+    """A message whose texts a stream has passed through a filter."""
+
+    def passed(text: str) -> str:
+        stream = rules.stream()
+        assert stream is not None
+        return "".join([*map(stream.feed, random_split(text, rng)), stream.flush()])
+
+    texts = {
+        key: passed(message[key]) for key in ("content", "reasoning") if isinstance(message.get(key), str)
+    }
+    return message | texts
 
 
 @every_model
