@@ -204,7 +204,9 @@ def test_chat_goes_on_exactly_after_filtered_answers(name: str) -> None:
         messages = [_filtered(message, rules, rng) for message in body["messages"]]
         seen = body | {"messages": messages}
         num_changed += messages != body["messages"]
-        assert driver.ids(parsed(seen)) == expected_ids(tested, seen), seen
+        # What is left of `<think>…</think>` may be a lone <think>, which no template takes out: text, then.
+        expected = tested.reference.harmless_ids(by_model(tested.family.prepare, seen))
+        assert driver.ids(parsed(seen)) == expected, seen
     assert num_changed > 5
 
 
