@@ -11,13 +11,12 @@ import os
 import random
 import socket
 import string
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns, thread_time_ns
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from backend.embedded import default_cache_dir
 from backend.uploads import Uploads
@@ -33,7 +32,7 @@ from pipeline.seen_texts import SeenTexts
 from pipeline.token_buffer import BufferPool
 from pipeline.token_cache import TokenCache
 from pipeline.tokenizing import TokenStore
-from pipeline.values import ChatRequest, EngineCall, ModelInfo
+from pipeline.values import EngineCall, ModelInfo
 
 MODEL: Final = "prompts"
 MAX_MODEL_LEN: Final = 1 << 18
@@ -174,15 +173,29 @@ def rules_of(num_rules: int, words: Mapping[str, Words], text: str = "", seed: i
 # -- the way in ----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+class Clocks(NamedTuple):
+    """Nanoseconds: wall, CPU of the calling thread, CPU of the process."""
+
+    wall: int
+    thread: int
+    process: int
+
+    @classmethod
+    def now(cls) -> Clocks:
+        return cls(perf_counter_ns(), thread_time_ns(), process_time_ns())
+
+    def since(self, start: Clocks) -> Clocks:
+        return Clocks(self.wall - start.wall, self.thread - start.thread, self.process - start.process)
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one request. `wall_ns` and `thread_ns` are of the calling thread, `process_ns` is CPU of all."""
+    """Of one request. `process_ns` is CPU time, of all threads."""
 
     wall_ns: int
-    thread_ns: int
     process_ns: int
     num_tokens: int
-    ends_ns: dict[str, int] = field(default_factory=dict)  # stage -> wall time at its end
+    ends_ns: Mapping[str, int]  # stage -> wall time at its end
 
     def stages_us(self) -> Iterator[tuple[str, float]]:
         """What each stage took."""
@@ -193,29 +206,39 @@ class Cost:
 
 
 class KernelLink:
-    """The other end of a link as far as the kernel: a process reads what is written and forgets it."""
+    """A link as far as the kernel: what is written is read here too, while the clocks stand still."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._reader = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
-        self.uploads = Uploads()
+        self._ours, self._theirs = socket.socketpair()
+        self._sink = bytearray(1 << 20)
+        self._num_unread = 0
         self._generation = 0
+        self.uploads = Uploads()
+        self.reading = Clocks(0, 0, 0)  # spent with the other end's work
+
+    def read(self) -> None:
+        """All that was written."""
+        start = Clocks.now()
+        while self._num_unread:
+            self._num_unread -= self._theirs.recv_into(self._sink)
+        spent = Clocks.now().since(start)
+        self.reading = Clocks(*map(sum, zip(self.reading, spent, strict=True)))
 
     def send(self, call: EngineCall) -> None:
-        """All frames of a call, as `backend.dispatch` makes them."""
+        """All frames of a call, as `backend.dispatch` makes them. A piece fits into the socket's buffer."""
         self._generation += 1
         parts = self.uploads.start(0, self._generation, call) or self.uploads.take_piece()
         while parts is not None:
-            num_bytes = sum(map(len, parts))
-            num_sent = self._socket.sendmsg(parts)
-            if num_sent < num_bytes:
-                self._socket.sendall(b"".join(parts)[num_sent:])
+            if self._num_unread:
+                self.read()
+            num_sent = self._ours.sendmsg(parts)
+            assert num_sent == sum(map(len, parts)), "the kernel took less than a piece"
+            self._num_unread += num_sent
             parts = self.uploads.take_piece()
 
     def close(self) -> None:
-        self._socket.close()
-        self._reader.wait()
+        self._ours.close()
+        self._theirs.close()
 
 
 class WayIn:
@@ -237,16 +260,17 @@ class WayIn:
 
     def send(self, body: bytes) -> Cost:
         """From the parsed body to the last byte in the kernel. The prompt's view is released at the end."""
-        request: ChatRequest = parse_chat(body)
+        request, link = parse_chat(body), self._link
+        link.read()
         ends_ns: dict[str, int] = {}
 
         def done(stage: str) -> None:
-            ends_ns[stage] = perf_counter_ns() - start_ns
+            ends_ns[stage] = perf_counter_ns() - start.wall
 
-        process_ns, thread_ns, start_ns = process_time_ns(), thread_time_ns(), perf_counter_ns()
+        reading, start = link.reading, Clocks.now()
         ready = served(self.inbound.prepare(request, NOW_S, self.rules, done))
         for call in ready.calls:
-            self._link.send(call)
-        done("link")
-        thread_ns, process_ns = thread_time_ns() - thread_ns, process_time_ns() - process_ns
-        return Cost(ends_ns["link"], thread_ns, process_ns, ready.prompts[0].num_tokens, ends_ns)
+            link.send(call)
+        spent = Clocks.now().since(start).since(link.reading.since(reading))
+        ends_ns["link"] = spent.wall
+        return Cost(spent.wall, spent.process, ready.prompts[0].num_tokens, ends_ns)
