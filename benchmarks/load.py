@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import cast
+from typing import Any, cast
 
 
 @dataclass(slots=True)
@@ -98,15 +99,15 @@ class StreamClient(asyncio.Protocol):
 def chat_request(model: str, prompt: str, max_tokens: int, system: str = "") -> bytes:
     """A streaming chat request as bytes on the wire."""
     messages = [{"role": "user", "content": prompt}]
-    body = json.dumps(
-        {
-            "model": model,
-            "messages": [{"role": "system", "content": system}, *messages] if system else messages,
-            "max_tokens": max_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True, "include_timings": True},
-        }
-    ).encode()
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    return request({"model": model, "messages": messages, "max_tokens": max_tokens})
+
+
+def request(fields: Mapping[str, Any]) -> bytes:
+    """A chat body with these fields as bytes on the wire, streaming and with timings."""
+    options = {"stream": True, "stream_options": {"include_usage": True, "include_timings": True}}
+    body = json.dumps({**fields, **options}).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
