@@ -1,4 +1,4 @@
-"""What the engine's prefix cache saves through the gateway: TTFT of prompts that it has seen, beside new ones.
+"""What the engine's prefix cache saves through the gateway: TTFT of prompts it has seen, beside new ones.
 
 Real engine, embedded model, prompts of about 1,500 tokens, each kind in turn:
 
