@@ -14,6 +14,7 @@ from functools import cached_property
 from filters.automaton import Automaton
 from filters.finder import Finder
 from filters.pii import DETECTORS
+from filters.prefilter import Prefilter
 from filters.rule_folding import DEFAULT, Folding
 from filters.rules import Rule, RuleSet
 
@@ -82,6 +83,7 @@ class Patterns(FoldedPatterns):
         self.others = tuple(FoldedPatterns(group, folding) for folding, group in rules_of.items())
         self.pii = tuple(rule for rule in rules.rules if rule.pii)
         self.detectors = tuple(dict.fromkeys(DETECTORS[rule.pii] for rule in self.pii))
+        self.prefilter = self._prefilter()
         self.is_active = any(rule.is_active for rule in rules.rules)  # some rule changes what leaves
         self._phrase_states: dict[int, list[Pattern]] = {}
 
@@ -91,6 +93,12 @@ class Patterns(FoldedPatterns):
     @property
     def by_folding(self) -> Sequence[FoldedPatterns]:
         return (self, *self.others)
+
+    def _prefilter(self) -> Prefilter | None:
+        texts = [pattern.text for pattern in self.patterns]
+        if self.others or not Prefilter.is_for(texts):
+            return None
+        return Prefilter(texts, self.finder, self.detectors)
 
     @cached_property
     def automaton(self) -> Automaton:

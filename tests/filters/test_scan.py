@@ -164,6 +164,7 @@ def test_scan_of_random_rules_equals_brute_force() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_scan_of_many_random_rules_equals_brute_force() -> None:
     check_random(seed=2, num_cases=30_000)
 
