@@ -4,7 +4,8 @@ The text is read piece by piece, so that a caller with an event loop can let oth
 holds the GIL. Memory is bounded by the text and by `MAX_HITS`, whatever the text is.
 
 Microseconds for 1,000 characters, folding included: Chinese 13 with 200 rules (`prefilter.py`; 40 where it
-does not help), 60 with 5,000 and 90 with 50,000; English 10 to 35. A hit costs 2 to 3 more, a text at least 2.
+does not help), 60 with 5,000 and 90 with 50,000; English 10 to 35. A hit costs 2 to 3 more, a text at least
+2.
 
 Not here: joining a prompt's parts into the text that is scanned, and streams (`stream.py`).
 """
