@@ -29,7 +29,6 @@ from pipeline.values import ChatRequest, CompletionRequest, Json
 __all__ = ["SeenTexts", "scan_ids", "scan_request"]
 
 _KNOWN_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
-_PLAIN_ROLES: Final = ("user", "assistant", "system")
 # Other fields refer to these, and templates compare them: scanned, never rewritten.
 _NAMES: Final = frozenset({"role", "type", "id", "tool_call_id", "name"})
 _SHORT_SCAN_CHARS: Final = 64  # a scan of nothing takes as long as one of so many characters
@@ -113,7 +112,7 @@ def _texts_of(request: ChatRequest | CompletionRequest, separator: str) -> dict[
             if isinstance(content, list):
                 texts |= dict.fromkeys(_joined(content, _separator_of(message, separator)))
                 message = {**message, "content": None}
-            elif len(message) == 2 and isinstance(content, str) and message.get("role") in _PLAIN_ROLES:
+            elif len(message) == 2 and isinstance(content, str) and message.get("role") in _KNOWN_ROLES:
                 texts[content] = None  # as `_collect` would: most messages are like this
                 keys.add("content")
                 continue
@@ -156,12 +155,10 @@ def _joined(parts: list[Json], separator: str) -> tuple[str, ...]:
     return (joined, "".join(texts)) if separator and len(texts) > 1 else (joined,)
 
 
-def _text_of(part: Json) -> str:
-    """A content part's text, whichever key holds it; nothing for an image."""
-    if isinstance(part, str):
-        return part
-    texts = (part.get(key) for key in ("text", "refusal", "thinking")) if isinstance(part, dict) else ()
-    return next((text for text in texts if isinstance(text, str)), "")
+def _text_of(part: Mapping[str, Json]) -> str:
+    """A content part's text; nothing for an image."""
+    text: str = part.get("text", "")
+    return text
 
 
 def _decoded(arguments: str) -> Json:

@@ -8,7 +8,6 @@ import pytest
 
 from pipeline.content_format import ContentFormat
 from pipeline.conversation import conversation
-from pipeline.errors import InvalidRequest
 
 STRINGS = ContentFormat(takes_parts=False, takes_strings=True)
 BOTH = ContentFormat(takes_parts=True, takes_strings=True)
@@ -33,12 +32,7 @@ def text(*texts: str) -> list[dict[str, str]]:
         ("a", PARTS, text("a")),
         (text("a", "b"), STRINGS, "a\nb"),
         (text("a", "b"), BOTH, text("a", "b")),
-        (["a", {"type": "refusal", "refusal": "b"}, {"type": "text", "text": None}], STRINGS, "a\nb"),
-        (
-            [{"type": "output_text", "text": "a"}, {"type": "thinking", "thinking": "b"}],
-            PARTS,
-            text("a", "b"),
-        ),
+        (text("a", "b"), PARTS, text("a", "b")),
         (None, STRINGS, ""),
         (None, BOTH, ""),
         (None, PARTS, []),
@@ -69,9 +63,8 @@ def test_empty_tool_calls_are_left_out(tool_calls: Any) -> None:
     assert "tool_calls" not in prepare({"role": "assistant", "content": "a", "tool_calls": tool_calls})
 
 
-@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_reasoning_is_there_under_both_names(name: str) -> None:
-    prepared = prepare({"role": "assistant", "content": "a", name: "why"})
+def test_reasoning_is_there_under_both_names() -> None:
+    prepared = prepare({"role": "assistant", "content": "a", "reasoning": "why"})
     assert (prepared["reasoning"], prepared["reasoning_content"]) == ("why", "why")
 
 
@@ -84,30 +77,3 @@ def test_developer_is_a_system_message_where_the_template_does_not_know_it() -> 
 def test_name_is_kept_and_unknown_fields_are_not() -> None:
     message = {"role": "user", "content": "a", "name": "Bo", "extra": 1}
     assert prepare(message) == {"role": "user", "content": "a", "name": "Bo"}
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"content": "a"}, "messages[0].role"),
-        ({"role": 3, "content": "a"}, "messages[0].role"),
-        ({"role": "user", "content": 3}, "messages[0].content"),
-        ({"role": "user", "content": {"text": "a"}}, "messages[0].content"),
-        ({"role": "user", "content": [3]}, "messages[0].content[0].type"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0].type"),
-        ({"role": "user", "content": [{"type": []}]}, "messages[0].content[0].type"),
-        (
-            {"role": "user", "content": [*text("a"), {"type": "text", "text": 3}]},
-            "messages[0].content[1].text",
-        ),
-        ({"role": "assistant", "tool_calls": "x"}, "messages[0].tool_calls"),
-        ({"role": "assistant", "tool_calls": [3]}, "messages[0].tool_calls[0]"),
-        ({"role": "assistant", "tool_calls": [{"type": "x", "function": {}}]}, "messages[0].tool_calls[0]"),
-        ({"role": "assistant", "tool_calls": [{"function": "x"}]}, "messages[0].tool_calls[0]"),
-    ],
-)
-def test_wrong_message_is_refused_by_its_path(message: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        prepare(message)
-    assert caught.value.param == param
-    assert param in caught.value.message

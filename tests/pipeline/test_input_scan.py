@@ -81,8 +81,6 @@ def test_no_rules_find_nothing() -> None:
     [
         chat("看黄片"),
         chat([text_part("看黄"), text_part("片")]),
-        chat(["看黄", "片"]),
-        chat([{"type": "refusal", "refusal": "黄"}, {"type": "thinking", "thinking": "片"}]),
         chat(messages=[{"role": "黄片", "content": "a"}]),
         chat(messages=[{"role": "user", "name": "黄片", "content": "a"}]),
         chat(messages=[{"role": "assistant", "reasoning": "黄片", "content": "a"}]),
