@@ -32,6 +32,7 @@ from gateway.live_rules import LiveRules
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.needs import NeedServer
+from gateway.next_turns import NextTurns
 from gateway.openai_schema import RequestLimits
 from gateway.outlet import ReaderLimits, Send
 from gateway.request_log import RequestLog
@@ -90,6 +91,7 @@ class Gateway:
             prompts.warm, self.models.prefix_ids, self.metrics, _warm_limits(settings), _turns()
         )
         self.pool = _pool(settings, self._load_model, self.warmup.worker_changed)
+        self.next_turns = NextTurns(needs, self.encoders, prompts.remember_answers)
         self.flow = Flow(
             engine=self.pool,
             models=self.models,
@@ -99,6 +101,7 @@ class Gateway:
             metrics=self.metrics,
             limits=_answer_limits(settings),
             body=BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s),
+            next_turns=self.next_turns,
             observe_prompt=self.warmup.observe,
         )
         self._token_metrics = TokenMetrics(self.metrics, self.store, self.encoders, self._near, self._far)
@@ -151,6 +154,7 @@ class Gateway:
             watch.cancel()
             await asyncio.wait([watch])
             await self.warmup.stop()
+            await self.next_turns.stop()
             await self.pool.stop()
             self.encoders.close()
             if self._far is not None:

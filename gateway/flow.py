@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gateway.answer import Answer, AnswerLimits, ObservePrompt
+from gateway.answer import COMPLETE, Answer, AnswerLimits, ObservePrompt
 from gateway.exchange import Exchange, require_json
 from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.keys import ApiKeys
@@ -21,10 +21,11 @@ from gateway.live_rules import LiveRules
 from gateway.metrics import Metrics
 from gateway.models import Model, Models
 from gateway.needs import NeedServer
+from gateway.next_turns import NextTurns
 from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
 from gateway.rules_version import RulesVersion
 from gateway.watch import OpenRequests
-from gateway.writers import JsonWriter, SseWriter, Writer
+from gateway.writers import JsonWriter, KeepingSseWriter, SseWriter, Writer
 from pipeline.detokenizer import open_detokenizer
 from pipeline.errors import Draining, HeadraceError
 from pipeline.inbound import InputRules, Ready
@@ -65,6 +66,7 @@ class Flow:
         metrics: Metrics,
         limits: AnswerLimits,
         body: BodyLimits,
+        next_turns: NextTurns,
         observe_prompt: ObservePrompt = lambda worker, ids, cache_salt, first, now_s: None,
     ) -> None:
         self._engine = engine
@@ -76,6 +78,7 @@ class Flow:
         self._limits = limits
         self._body = body
         self._observe_prompt = observe_prompt
+        self._next_turns = next_turns
         self.open = OpenRequests(metrics)
         self.is_draining = False
         self.in_progress: set[Exchange] = set()  # also those that still send their body or are being encoded
@@ -93,10 +96,13 @@ class Flow:
         record.model, record.stream = request.model, request.delivery.stream
         rules = self._rules.current  # one version for the whole request
         ready = await self._prepare(exchange, model, request, rules)  # 3 to 6
-        answer = self._answer(exchange, route, model, request, len(ready.calls))
+        writer = self._writer(exchange, route, model, request, len(ready.calls))
+        answer = self._answer(exchange, writer)
         answer.start(ready.calls, lambda: self._outbound(model, request, rules))  # 7, 8; 9 to 12 per token
         del ready  # with its buffers: only choices that may be submitted again still hold them
         await self._finish(exchange, answer)
+        if record.ended == COMPLETE and isinstance(writer, KeepingSseWriter | JsonWriter):
+            self._next_turns.learn(model, request, writer.whole_text())
 
     async def _finish(self, exchange: Exchange, answer: Answer) -> None:
         """Until the response is complete or the client has gone."""
@@ -137,25 +143,21 @@ class Flow:
             self._metrics.hits.labels(hit.rule_id, "input", "shadow" if hit.shadow else hit.action).inc()
         return ready
 
-    def _answer(
+    def _writer(
         self, exchange: Exchange, route: Route, model: Model, request: Request, num_choices: int
-    ) -> Answer:
-        record, outlet = exchange.record, exchange.outlet
+    ) -> Writer:
+        record, outlet, delivery = exchange.record, exchange.outlet, request.delivery
         shape = route.shape(record.request_id, int(time.time()), request.model)
         texts = model.text.vocabulary
-        writer: Writer
-        if request.delivery.stream:
-            writer = SseWriter(outlet, shape, texts, record, request.delivery, num_choices)
-        else:
-            writer = JsonWriter(outlet, shape, texts, record, num_choices)
+        if not delivery.stream:
+            return JsonWriter(outlet, shape, texts, record, num_choices)
+        kind = KeepingSseWriter if self._next_turns.wants(model, request) else SseWriter
+        return kind(outlet, shape, texts, record, delivery, num_choices)
+
+    def _answer(self, exchange: Exchange, writer: Writer) -> Answer:
+        record, limits = exchange.record, self._limits_of(exchange)
         answer = Answer(
-            self._engine,
-            writer,
-            outlet,
-            record,
-            self._metrics,
-            self._limits_of(exchange),
-            self._observe_prompt,
+            self._engine, writer, exchange.outlet, record, self._metrics, limits, self._observe_prompt
         )
         exchange.on_gone = answer.client_gone
         return answer

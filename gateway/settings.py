@@ -252,6 +252,9 @@ class Prompts:
     token_cache_bytes: Annotated[
         int, About("memory for the token ids of prompts' segments; 0 is none", "bytes", at_least=0)
     ] = 256 << 20
+    remember_answers: Annotated[
+        bool, About("tokenize the answers of chats that go on when they end, ahead of the next turn")
+    ] = True
     token_buffer_bytes: Annotated[
         int,
         About(

@@ -134,6 +134,34 @@ class SseWriter:
             self._outlet.start(200, head(SSE_HEADERS, self._record))
 
 
+class KeepingSseWriter(SseWriter):
+    """A stream of one choice that also keeps its text."""
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        shape: Shape,
+        texts: TokenTexts,
+        record: RequestRecord,
+        delivery: Delivery,
+        num_choices: int,
+    ) -> None:
+        super().__init__(outlet, shape, texts, record, delivery, num_choices)
+        self._kept: list[str] = []
+
+    def text(self, index: int, text: str) -> None:
+        self._kept.append(text)
+        super().text(index, text)
+
+    def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None:
+        self._kept.append(text)
+        super().text_with_logprobs(index, text, entries)
+
+    def whole_text(self) -> str:
+        """What the client has been sent."""
+        return "".join(self._kept)
+
+
 class JsonWriter:
     """Collects the whole answer; nothing is sent before its end."""
 
@@ -164,6 +192,10 @@ class JsonWriter:
         self._parts[index].clear()
         self._entries[index] = None
         return True
+
+    def whole_text(self) -> str:
+        """Of the first choice."""
+        return "".join(self._parts[0])
 
     def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None:
         entries = self._entries[index]

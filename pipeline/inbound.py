@@ -132,6 +132,10 @@ class Inbound:
         """Render and tokenize a chat, no more: for what is known before any request."""
         return (yield from self._tokens(_Chat(self._template(request), now_s), request))
 
+    def learn(self, request: ChatRequest, now_s: float) -> Steps[None]:
+        """Remember the segments of a chat, for another one that will have some of them."""
+        yield from self._tokenizing.learn(self._template(request).render(request, now_s))
+
     def keep_common(self, first: ChatRequest, second: ChatRequest, now_s: float) -> Steps[int]:
         """Remember for good the segments that two chats share; returns how many tokens those have."""
         renders = [self._template(request).render(request, now_s) for request in (first, second)]

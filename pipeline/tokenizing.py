@@ -71,7 +71,7 @@ class Tokenizing:
 
         None if new text spells a control string, unless that is known to be the user's (`may_spell`).
         """
-        pieces = [OPENING + rendered.opening, *rendered.segments] if rendered.opening else rendered.segments
+        pieces = _pieces(rendered)
         if not self._text.is_segmentable:
             if not may_spell and any(map(self._encoder.spells_control, pieces)):
                 return None
@@ -85,6 +85,14 @@ class Tokenizing:
             added = yield from self._added(list(new), pin)
             entries = [entry or added[piece] for piece, entry in zip(pieces, entries, strict=True)]
         return Tokens(cast(list[Entry], entries))
+
+    def learn(self, rendered: Rendered) -> Steps[None]:
+        """Remember the segments. Needs `Encode`, for short texts too: nobody waits for them."""
+        new = [piece for piece in dict.fromkeys(_pieces(rendered)) if self._known.get(piece) is None]
+        if new:
+            found = yield Encode(self._encoder, tuple(new), None, self._text.fingerprint)
+            for piece, ids in zip(new, found, strict=True):
+                self._known.put(piece, ids)
 
     def _added(self, new: list[str], pin: bool) -> Steps[dict[str, Entry]]:
         found = yield from self._encoded(new)
@@ -160,3 +168,7 @@ class _Whole:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[bytes]:
         raise AssertionError("a rendered chat has its special tokens")
+
+
+def _pieces(rendered: Rendered) -> list[str]:
+    return [OPENING + rendered.opening, *rendered.segments] if rendered.opening else rendered.segments

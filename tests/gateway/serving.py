@@ -18,6 +18,7 @@ from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.needs import NeedServer
+from gateway.next_turns import NextTurns
 from gateway.openai_schema import RequestLimits
 from gateway.outlet import ReaderLimits
 from gateway.request_log import RequestLog
@@ -52,6 +53,7 @@ class Service:
         limits: AnswerLimits | None = None,
         body: BodyLimits | None = None,
         reader: ReaderLimits | None = None,
+        remember_answers: bool = True,
     ) -> None:
         self.engine = Engine(monotonic())
         self.metrics = Metrics()
@@ -59,12 +61,14 @@ class Service:
         self.encoders = Encoders(num_threads=1)
         needs = NeedServer(self.encoders, self.store.pool, wait_limit_s=5.0)
         self.models = Models(InboundOptions(), self.store, needs, self.encoders.executor)
+        self.next_turns = NextTurns(needs, self.encoders, remember_answers)
         self.flow = Flow(
             engine=self.engine,
             models=self.models,
             keys=ApiKeys(keys),
             rules=_Rules(RuleSet(tuple(rules))),  # type: ignore[arg-type]
             needs=needs,
+            next_turns=self.next_turns,
             metrics=self.metrics,
             limits=limits or AnswerLimits(),
             body=body or BodyLimits(),
@@ -104,6 +108,7 @@ async def service(loaded: bool = True, **options: Any) -> AsyncIterator[Service]
             await made.models.load(INFO, model_files())
         yield made
     finally:
+        await made.next_turns.stop()
         made.encoders.close()
 
 
