@@ -7,6 +7,7 @@ a template that wants plain strings is rendering's business.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -176,12 +177,28 @@ def _bad_part(kind: object, param: str) -> InvalidRequest:
 def _to_tool_call(call: ToolCall, param: str, max_depth: int) -> dict[str, Any]:
     if call.type != "function":
         raise InvalidRequest(f"'{param}.type' must be 'function', got {show(call.type)}.", f"{param}.type")
-    check_depth(call.function.arguments, max_depth, f"{param}.function.arguments")
+    _check_arguments(call.function.arguments, max_depth, f"{param}.function.arguments")
     return {
         "id": call.id,
         "function": {"arguments": call.function.arguments, "name": call.function.name},
         "type": "function",
     }
+
+
+def _check_arguments(arguments: str | dict[str, Any] | None, max_depth: int, param: str) -> None:
+    """Refuse what nests too deeply, as JSON in a string too: templates get it decoded.
+
+    What is no JSON passes. A model wrote it, and refusing it would refuse every later turn of that chat.
+    """
+    value: object = arguments
+    if isinstance(arguments, str):
+        if arguments.count("{") + arguments.count("[") <= max_depth:
+            return
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return
+    check_depth(value, max_depth, param)
 
 
 def to_tools(tools: list[Tool] | None, max_depth: int) -> list[dict[str, Any]] | None:

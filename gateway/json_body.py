@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
 from pipeline.errors import DuplicateKey, InvalidRequest
+from pipeline.leaves import nests_deeper
 
 Body = TypeVar("Body")
 
@@ -106,21 +106,9 @@ def _check_num_containers(body: bytes, limit: int) -> None:
 
 
 def check_depth(value: object, max_depth: int, param: str) -> None:
-    """Raises `InvalidRequest` if arrays and objects nest deeper than `max_depth`. Without recursion."""
-    level: list[object] = [value]
-    for _ in range(max_depth + 1):
-        level = [child for node in level for child in _children(node)]
-        if not level:
-            return
-    raise InvalidRequest(f"'{param}' nests arrays and objects deeper than {max_depth} levels.", param)
-
-
-def _children(node: object) -> Iterator[object]:
-    """The arrays and objects directly inside a value."""
-    if isinstance(node, dict):
-        node = list(node.values())
-    if isinstance(node, list):
-        yield from (child for child in node if isinstance(child, (dict, list)))
+    """Raises `InvalidRequest` if arrays and objects nest deeper than `max_depth`."""
+    if nests_deeper(value, max_depth):
+        raise InvalidRequest(f"'{param}' nests arrays and objects deeper than {max_depth} levels.", param)
 
 
 def _without_lone_surrogates(text: str) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pipeline.content_format import ContentFormat
+from pipeline.leaves import nests_deeper
 from pipeline.values import Json
 
 _PLAIN_ROLES: Final = ("user", "assistant", "system")
+_MAX_ARGUMENTS_DEPTH: Final = 64  # the schema's: it refuses what it can decode and what is deeper
 PART_SEPARATOR: Final = "\n"  # between text parts, where a template takes strings only (vLLM's choice)
 
 
@@ -94,11 +96,17 @@ def _tool_call(call: Mapping[str, Json], arguments: Callable[[Json], Json]) -> d
 def _arguments(arguments: Json) -> Mapping[str, Json]:
     """Templates need an object. What is none, since a model wrote it, becomes an empty one."""
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return {}
+        arguments = decoded_arguments(arguments)
     return arguments if isinstance(arguments, Mapping) else {}
+
+
+def decoded_arguments(arguments: str) -> Json:
+    """A tool call's arguments as JSON; None for what is none, or too deep to walk over."""
+    try:
+        decoded = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    return None if nests_deeper(decoded, _MAX_ARGUMENTS_DEPTH) else decoded
 
 
 def _arguments_text(arguments: Json) -> str:

@@ -20,7 +20,7 @@ from filters.hit import Hit
 from filters.patterns import Patterns
 from filters.rules import REWRITES
 from filters.scan import SLICE_CHARS, ScanResult, scan, scan_in_slices
-from pipeline.conversation import PART_SEPARATOR
+from pipeline.conversation import PART_SEPARATOR, decoded_arguments
 from pipeline.errors import ContentBlocked
 from pipeline.leaves import Request, replaced, untrusted
 from pipeline.seen_texts import SeenTexts
@@ -165,10 +165,7 @@ def _decoded(arguments: str) -> Json:
     """A tool call's arguments, if escapes may hide something in them: templates print what they stand for."""
     if "\\" not in arguments:
         return None
-    try:
-        decoded = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
+    decoded = decoded_arguments(arguments)
     return decoded if isinstance(decoded, dict | list) else None
 
 

@@ -81,6 +81,22 @@ def leaves(value: Json, max_values: int = NO_LIMIT) -> list[str]:
     return texts
 
 
+def nests_deeper(value: Json, max_depth: int) -> bool:
+    """Whether arrays and objects nest deeper than `max_depth` within a value. Without recursion."""
+    level = [value]
+    for _ in range(max_depth + 1):
+        level = [child for node in level for child in _containers(node)]
+        if not level:
+            return False
+    return True
+
+
+def _containers(node: Json) -> list[Json]:
+    """The arrays and objects directly inside a value."""
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list | tuple) else ()
+    return [child for child in children if isinstance(child, _CONTAINERS)]
+
+
 def find(fields: Mapping[str, Json], is_wanted: Callable[[str], object]) -> tuple[str, str] | None:
     """Path and text of the first leaf that is wanted, as in (`messages[3].content`, …)."""
     stack = list(reversed([*fields.items()]))

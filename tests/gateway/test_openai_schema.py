@@ -505,9 +505,14 @@ def test_tool_call_arguments_stay_as_the_client_sent_them() -> None:
 
     for arguments in ('{"a":  [1, {"b": null}]}', {"a": 1}, "", "{", "[1]", None, '"\\ud800"', "[" * 100_000):
         assert parse(arguments).messages[0]["tool_calls"][0]["function"]["arguments"] == arguments
-    calls = [{"function": {"name": "f", "arguments": {"a": DEEP}}}]
-    refused = chat(messages=[{"role": "assistant", "tool_calls": calls}])
-    assert refusal(parse_chat, refused).param == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_tool_call_arguments_that_nest_too_deeply_are_refused_decoded_or_not() -> None:
+    for arguments in ({"a": DEEP}, json.dumps({"a": DEEP})):
+        calls = [{"function": {"name": "f", "arguments": arguments}}]
+        refused = refusal(parse_chat, chat(messages=[{"role": "assistant", "tool_calls": calls}]))
+        assert refused.param == "messages[0].tool_calls[0].function.arguments"
+        assert "64" in refused.message
 
 
 # -- fuzz --------------------------------------------------------------------------------------------

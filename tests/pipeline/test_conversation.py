@@ -58,6 +58,14 @@ def test_arguments_are_an_object(arguments: Any, expected: dict[str, Any]) -> No
     assert prepared["tool_calls"] == [{"id": "1", "function": {"name": "f", "arguments": expected}}]
 
 
+def test_arguments_too_deep_to_walk_over_are_an_empty_object() -> None:
+    for depth, expected in ((65, 1), (66, 0), (900, 0), (100_000, 0)):
+        text = '{"a":' * depth + "1" + "}" * depth
+        call = {"id": "1", "function": {"name": "f", "arguments": text}}
+        prepared = prepare({"role": "assistant", "content": None, "tool_calls": [call]})
+        assert len(prepared["tool_calls"][0]["function"]["arguments"]) == expected, depth
+
+
 @pytest.mark.parametrize("tool_calls", [None, []])
 def test_empty_tool_calls_are_left_out(tool_calls: Any) -> None:
     assert "tool_calls" not in prepare({"role": "assistant", "content": "a", "tool_calls": tool_calls})

@@ -167,6 +167,15 @@ def test_block_finds_what_is_nested_or_escaped(request_: Any) -> None:
         scan_request(request_, RULES)
 
 
+@pytest.mark.parametrize("depth", [65, 66, 400, 900, 100_000])
+def test_deep_arguments_with_escapes_are_scanned(depth: int) -> None:
+    text = '{"a":' * depth + '"敏感词\\n"' + "}" * depth
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}
+    request, hits = scan_request(chat(messages=[{"role": "assistant", "tool_calls": [call]}]), RULES)
+    assert [hit.rule_id for hit in hits] == ["hide"]
+    assert "敏感词" not in str(request.messages)
+
+
 def test_escaped_arguments_are_rewritten_as_what_they_stand_for() -> None:
     def arguments(text: str) -> ChatRequest:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}

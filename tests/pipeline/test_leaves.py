@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InvalidRequest
-from pipeline.leaves import find, leaves, mapped, replaced, untrusted
+from pipeline.leaves import find, leaves, mapped, nests_deeper, replaced, untrusted
 from tests.pipeline.requests import chat, completion
 
 VALUE = {"a": ["b", {"c": "d", "e": [3, None, True, "f"]}], "g": ("h",)}
@@ -32,6 +32,21 @@ def test_more_values_than_allowed_are_refused_with_the_limit() -> None:
 def test_mapped_changes_every_string_and_nothing_else() -> None:
     assert mapped(VALUE, str.upper) == {"A": ["B", {"C": "D", "E": [3, None, True, "F"]}], "G": ["H"]}
     assert sorted(leaves(VALUE)) == list("abcdefgh")
+
+
+def test_depth_counts_arrays_and_objects() -> None:
+    assert not nests_deeper(VALUE, 3)
+    assert nests_deeper(VALUE, 2)
+    assert not nests_deeper("a", 0)
+    assert not nests_deeper([], 0)
+    assert nests_deeper([[]], 0)
+
+
+def test_depth_of_very_deep_values_is_known_without_recursion() -> None:
+    value: Any = 0
+    for _ in range(100_000):
+        value = [value]
+    assert nests_deeper(value, 64)
 
 
 @pytest.mark.parametrize(
