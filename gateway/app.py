@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,7 +23,6 @@ from backend.remote_worker import RemoteWorker
 from gateway.answer import AnswerLimits
 from gateway.docs_page import page_routes
 from gateway.edge import GenerationEndpoint
-from gateway.encoders import Encoders
 from gateway.exchange import Receive, Scope
 from gateway.flow import BodyLimits, Flow, generation_routes
 from gateway.keys import ApiKeys
@@ -31,7 +30,6 @@ from gateway.link_tls import client_tls
 from gateway.live_rules import LiveRules
 from gateway.metrics import Metrics
 from gateway.models import Models
-from gateway.needs import NeedServer
 from gateway.next_turns import NextTurns
 from gateway.openai_schema import RequestLimits
 from gateway.outlet import ReaderLimits, Send
@@ -39,23 +37,16 @@ from gateway.request_log import RequestLog
 from gateway.rules_version import RuleOptions
 from gateway.server import settle_memory
 from gateway.settings import Settings
-from gateway.shared_tokens import SharedTokens
 from gateway.system_routes import SystemRoutes, http_error
-from gateway.token_metrics import TokenMetrics
+from gateway.token_parts import TokenParts
 from gateway.turns import Turns
 from gateway.warmup import WarmLimits, Warmup
 from pipeline.assembly import GenerationDefaults
 from pipeline.control_characters import ControlPolicy
 from pipeline.errors import Draining
 from pipeline.inbound import InboundOptions
-from pipeline.token_buffer import BufferPool
-from pipeline.token_cache import TokenCache
-from pipeline.tokenizing import TokenStore
 from pipeline.validation import InputLimits
 from pipeline.values import ModelInfo
-
-if TYPE_CHECKING:
-    from gateway.redis_tokens import RedisTokens
 
 FIRST_WORKER_LIMIT_S: Final = 2.0  # a linked worker is there in 0.1 s, and its tokenizer is loaded in 1 s
 
@@ -76,35 +67,28 @@ class Gateway:
             self.metrics,
             text.rules_reload_s,
         )
-        self._near = SharedTokens(token_fd) if token_fd is not None else None
-        self._far = _redis_tokens(settings)
-        self.encoders = Encoders(prompts.encode_queue_chars, self._near, self._far)
-        self.store = TokenStore(
-            TokenCache(prompts.token_cache_bytes), BufferPool(prompts.token_buffer_bytes), self.encoders.offer
-        )
-        needs = NeedServer(self.encoders, self.store.pool, limits.queue_limit_s)
+        self.tokens = tokens = TokenParts(settings, self.metrics, token_fd)
         chat_template = prompts.chat_template.read_text() if prompts.chat_template else None
         self.models = Models(
-            _inbound_options(settings), self.store, needs, self.encoders.executor, chat_template
+            _inbound_options(settings), tokens.store, tokens.needs, tokens.encoders.executor, chat_template
         )
         self.warmup = Warmup(
             prompts.warm, self.models.prefix_ids, self.metrics, _warm_limits(settings), _turns()
         )
         self.pool = _pool(settings, self._load_model, self.warmup.worker_changed)
-        self.next_turns = NextTurns(needs, self.encoders, prompts.remember_answers)
+        self.next_turns = NextTurns(tokens.needs, tokens.encoders, prompts.remember_answers)
         self.flow = Flow(
             engine=self.pool,
             models=self.models,
             keys=self.keys,
             rules=self.rules,
-            needs=needs,
+            needs=tokens.needs,
             metrics=self.metrics,
             limits=_answer_limits(settings),
             body=BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s),
             next_turns=self.next_turns,
             observe_prompt=self.warmup.observe,
         )
-        self._token_metrics = TokenMetrics(self.metrics, self.store, self.encoders, self._near, self._far)
 
     async def _load_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
         await self.models.load(info, files)
@@ -130,7 +114,7 @@ class Gateway:
         self.metrics.publish_workers(self.pool.statuses())
         self.rules.publish()
         self.warmup.publish()
-        self._token_metrics.publish()
+        self.tokens.publish()
 
     async def _first_worker(self) -> None:
         """Wait a moment for a worker before connections are taken.
@@ -156,9 +140,7 @@ class Gateway:
             await self.warmup.stop()
             await self.next_turns.stop()
             await self.pool.stop()
-            self.encoders.close()
-            if self._far is not None:
-                await self._far.close()
+            await self.tokens.close()
             self.request_log.flush()
 
 
@@ -237,17 +219,6 @@ def _inbound_options(settings: Settings) -> InboundOptions:
         templates={template.name: template for template in prompts.templates},
         context_policy=prompts.context_policy,
         raw_control_strings=prompts.raw_control_strings == "control",
-    )
-
-
-def _redis_tokens(settings: Settings) -> RedisTokens | None:
-    tokens = settings.tokens
-    if tokens.token_cache_redis is None:
-        return None
-    from gateway.redis_tokens import RedisTokens  # takes 0.2 s and 8 MB
-
-    return RedisTokens(
-        tokens.token_cache_redis, tokens.token_cache_redis_ttl_s, tokens.token_cache_redis_limit_ms
     )
 
 
