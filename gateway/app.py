@@ -55,7 +55,7 @@ class Gateway:
     """Everything that one gateway process runs, and what the server asks of it while it drains."""
 
     def __init__(self, settings: Settings, token_fd: int | None = None) -> None:
-        limits, text, prompts = settings.limits, settings.text, settings.prompts
+        text, prompts = settings.text, settings.prompts
         self.metrics = Metrics()
         self.request_log = RequestLog(sys.stdout)
         self.keys = ApiKeys(settings.access.api_key)
