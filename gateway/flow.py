@@ -3,7 +3,7 @@
      1 parse    2 admit    3 validate+scan    4 render    5 tokenize    6 assemble    7 route    8 engine
      9 detokenize    10 channels    11 filter    12 deliver
 
-Steps 1 to 8 run here, once. Steps 9 to 12 run once per token, in `Choice.tokens` of `gateway/answer.py`,
+Steps 1 to 8 run here, once. Steps 9 to 12 run once per token, in `Choice.tokens` of `gateway/choice.py`,
 called by the engine.
 """
 
@@ -101,7 +101,7 @@ class Flow:
         answer.start(ready.calls, lambda: self._outbound(model, request, rules))  # 7, 8; 9 to 12 per token
         del ready  # with its buffers: only choices that may be submitted again still hold them
         await self._finish(exchange, answer)
-        if record.ended == COMPLETE and isinstance(writer, KeepingSseWriter | JsonWriter):
+        if record.ended == COMPLETE:
             self._next_turns.learn(model, request, writer.whole_text())
 
     async def _finish(self, exchange: Exchange, answer: Answer) -> None:

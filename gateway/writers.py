@@ -48,6 +48,9 @@ class Writer(Protocol):
     def ping(self) -> None:
         """Nothing was written for a while."""
 
+    def whole_text(self) -> str:
+        """The first choice's text, as the client has it; empty if it was not kept."""
+
     @property
     def num_frames(self) -> int: ...
 
@@ -120,6 +123,9 @@ class SseWriter:
         self.num_frames += 1
         self._outlet.push(PING)
 
+    def whole_text(self) -> str:
+        return ""
+
     def _choice(self, choice: Any) -> None:
         chunk = self._shape.chunk([choice])
         if self._delivery.continuous_usage:
@@ -158,7 +164,6 @@ class KeepingSseWriter(SseWriter):
         super().text_with_logprobs(index, text, entries)
 
     def whole_text(self) -> str:
-        """What the client has been sent."""
         return "".join(self._kept)
 
 
@@ -194,7 +199,6 @@ class JsonWriter:
         return True
 
     def whole_text(self) -> str:
-        """Of the first choice."""
         return "".join(self._parts[0])
 
     def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None:
