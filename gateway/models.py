@@ -1,6 +1,6 @@
-"""The models that this gateway serves:
+"""The models that this gateway serves, each with its text side, built when its first worker is connected.
 
-per model its text side, built when the first worker of it is connected.
+Not here: which worker serves a model (`backend/pool.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ logger = logging.getLogger("headrace.models")
 
 @dataclass(frozen=True, slots=True)
 class Model:
+    """One served model: what its workers say of it, its text side, and the way in of its requests."""
+
     info: ModelInfo
     text: ModelText
     inbound: Inbound

@@ -1,8 +1,10 @@
 """The two settings that are more than a value: `templates` and `warm`, from YAML to frozen values and back.
 
-Only the configuration file can give them. Each problem names its entry, as in
-`templates[2].messages[0].content`.
-Not here: what a template does (`pipeline/prompt_templates.py`), when a prompt is warmed.
+Only the configuration file can give them. Each problem names its entry
+(`templates[2].messages[0].content`).
+
+Not here: what a template does (`pipeline/prompt_templates.py`), and when a prompt is warmed
+(`gateway/warmup.py`).
 """
 
 from __future__ import annotations

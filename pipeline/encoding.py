@@ -2,7 +2,7 @@
 
 A rendered chat is encoded in segments that begin with a control string of the template. In the text behind it
 control strings are ordinary text: where one is spelled there, a second tokenizer encodes the segment
-(`renamed_tokenizer.py`). Not here: when to encode where (`inbound.py`), and what is remembered
+(`renamed_tokenizer.py`). Not here: when to encode where (`tokenizing.py`), and what is remembered
 (`token_cache.py`).
 """
 

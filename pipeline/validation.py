@@ -1,7 +1,7 @@
 """Hop 3, first half: is this request small enough, and is its text made of characters that we take?
 
 All of it happens before any rendering or tokenizing. Types and ranges of fields are the schema's business
-(`gateway/`), tokens are counted in `assembly.py`.
+(`gateway/`), and tokens are counted where they are made (`context_policy.py`, `assembly.py`).
 """
 
 from __future__ import annotations
