@@ -1,9 +1,9 @@
 """Marks in a chat template's own literals, so that the rendered text shows which control strings are its own.
 
-`Marker` puts a mark before every control string in those literals of a template that flow into the prompt. What
-a template only looks for in its input stays as it is (`'</think>' in content`, `content.split('</think>')`),
-so it still behaves. User text has no marks, whatever it spells, and however the template joins, trims or cuts
-it.
+`Marker` puts a mark before every control string in those literals of a template that flow into the prompt.
+What a template only looks for in its input stays as it is (`'</think>' in content`,
+`content.split('</think>')`), so it still behaves. User text has no marks, whatever it spells, and however the
+template joins, trims or cuts it.
 
 Some templates put a control string together from literals and a role (`'<|' + message.role + '|>'`). Such a
 place becomes a call of `COMPOSE`, which marks the result if the role is one of the known ones.
