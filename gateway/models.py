@@ -18,7 +18,7 @@ from gateway.prompt_settings import WarmPrompt, warm_requests
 from pipeline.errors import HeadraceError, NoWorker, UnknownModel
 from pipeline.inbound import Inbound, InboundOptions
 from pipeline.model_text import ModelText
-from pipeline.prompt_templates import static_requests
+from pipeline.prompt_templates import beginnings, paired_requests
 from pipeline.tokenizing import TokenStore
 from pipeline.values import ModelInfo
 
@@ -71,8 +71,8 @@ class Models:
 
     async def _keep_static(self, model: Model) -> None:
         """Tokenize what prompt templates have in common with every request that uses them."""
-        requests = iter(static_requests(self._options.templates.values()))
-        for name, first, second in zip(self._options.templates, requests, requests, strict=True):
+        for name, template in self._options.templates.items():
+            first, second = paired_requests(beginnings(template, {}), model.info.name)
             try:
                 num_tokens = await self._needs.serve(model.inbound.keep_common(first, second, time.time()))
             except HeadraceError as error:

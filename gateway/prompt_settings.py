@@ -19,7 +19,7 @@ from pipeline.prompt_templates import (
     TemplateSyntaxError,
     Texts,
     beginnings,
-    open_requests,
+    paired_requests,
 )
 from pipeline.values import ChatRequest, TemplateUse
 
@@ -110,7 +110,7 @@ def check_warm(warm: Sequence[WarmPrompt], templates: Sequence[PromptTemplate]) 
 
 def warm_requests(
     prompt: WarmPrompt, templates: Mapping[str, PromptTemplate], model: str
-) -> list[ChatRequest]:
+) -> tuple[ChatRequest, ChatRequest]:
     """Two requests for the prompt: it is what their prompts' ids have in common at the beginning.
 
     `templates`: by name. With everything bound and a user's message at the end, the two are equal.
@@ -118,7 +118,7 @@ def warm_requests(
     both: tuple[Texts, Texts] = prompt.messages, prompt.messages
     if prompt.template is not None:
         both = beginnings(templates[prompt.template.name], prompt.template.variables)
-    return open_requests(both, model)
+    return paired_requests(both, model)
 
 
 def _plain_warm(prompt: WarmPrompt) -> dict[str, Any]:

@@ -119,21 +119,17 @@ def beginnings(template: PromptTemplate, variables: Mapping[str, str]) -> tuple[
     return first, second
 
 
-def open_requests(both: tuple[Texts, Texts], model: str = "") -> list[ChatRequest]:
-    """Two requests that begin with these messages, for their common beginning.
+def paired_requests(both: tuple[Texts, Texts], model: str) -> tuple[ChatRequest, ChatRequest]:
+    """A request for each of two beginnings: what both prompts have in common holds for all that begin so.
 
     A user's message follows those that do not end with one: a different one in each, and chat templates want
     it.
     """
-    return [
+    first, second = (
         ChatRequest(model=model, messages=messages, generation=Generation({}), delivery=Delivery())
         for messages in map(_with_user, both, _DUMMIES)
-    ]
-
-
-def static_requests(templates: Iterable[PromptTemplate], model: str = "") -> list[ChatRequest]:
-    """Two requests per template, one after the other: segments that their prompts share are static."""
-    return [request for template in templates for request in open_requests(beginnings(template, {}), model)]
+    )
+    return first, second
 
 
 def _with_user(messages: Texts, dummy: str) -> Texts:
