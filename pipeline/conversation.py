@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from typing import Any, Final
 
 from pipeline.content_format import ContentFormat
@@ -38,6 +39,35 @@ def conversation(
         else _message(message, content_format, knows_developer, arguments)
         for message in messages
     ]
+
+
+def with_arguments_read(messages: Sequence[Mapping[str, Json]]) -> Sequence[Mapping[str, Json]]:
+    """The messages with tool arguments as objects where escapes in their JSON may hide characters.
+
+    Whoever looks for something in a request's texts then finds what the template will see. The same messages
+    if there is nothing to read.
+    """
+    if not any("tool_calls" in message for message in messages):
+        return messages
+    read = list(map(_with_arguments_read, messages))
+    return messages if all(map(is_, read, messages)) else read
+
+
+def _with_arguments_read(message: Mapping[str, Json]) -> Mapping[str, Json]:
+    calls = message.get("tool_calls") or ()
+    read = list(map(_read_call, calls))
+    return message if all(map(is_, read, calls)) else {**message, "tool_calls": read}
+
+
+def _read_call(call: Mapping[str, Json]) -> Mapping[str, Json]:
+    arguments = call["function"].get("arguments")
+    if not isinstance(arguments, str) or "\\" not in arguments:
+        return call
+    read = decoded_arguments(arguments)
+    # Of what is no object the template sees nothing.
+    return (
+        {**call, "function": {**call["function"], "arguments": read}} if isinstance(read, Mapping) else call
+    )
 
 
 def _is_plain(message: Mapping[str, Json]) -> bool:

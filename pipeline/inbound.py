@@ -11,7 +11,7 @@ One `Inbound` per model, shared by all requests: what a request needs later is i
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,7 @@ from filters.patterns import Patterns
 from pipeline.assembly import GenerationDefaults, assemble
 from pipeline.context_policy import Room, fit, room_for
 from pipeline.control_characters import ControlPolicy
-from pipeline.conversation import PART_SEPARATOR
+from pipeline.conversation import PART_SEPARATOR, with_arguments_read
 from pipeline.encoding import BYTES_PER_ID, pack_ids
 from pipeline.errors import ContextTooLong, InvalidRequest
 from pipeline.input_scan import scan_ids, scan_request
@@ -114,7 +114,7 @@ class Inbound:
         Raises `ClientError`: `InvalidRequest`, `ContentBlocked` or `ContextTooLong`.
         """
         if isinstance(request, ChatRequest):
-            request = expanded(request, self._options.templates)
+            request = self._read(expanded(request, self._options.templates))
         self._check_token_ids(request)
         checked = self._validator.check(request)
         request, text = checked.request, checked.text
@@ -143,6 +143,14 @@ class Inbound:
         common = Rendered("", [segment for segment in renders[0].segments if segment in others])
         tokens = yield from self._tokenizing.tokens(common, may_spell=True, pin=True)
         return 0 if tokens is None else tokens.num_tokens
+
+    def _read(self, request: ChatRequest) -> ChatRequest:
+        """The request with its tool arguments as the template sees them, so that escapes hide nothing."""
+        template = self._text.template_for(request.tools)
+        if template is None or template.arguments_as_text:
+            return request
+        messages = with_arguments_read(request.messages)
+        return request if messages is request.messages else replace(request, messages=messages)
 
     def _scanned(
         self, request: ChatRequest | CompletionRequest, rules: InputRules
@@ -198,13 +206,9 @@ class Inbound:
         done("render")
         if chat.room is not None:
             yield from self._refuse_hopeless(rendered, chat.room)
-        tokens = yield from self._tokenizing.tokens(rendered)
-        if tokens is None:
-            # A control string that no text of the request holds whole was put together on the way.
-            if not template.spells_control(request):
-                rendered = template.render_disguised(request, now_s)
-            tokens = yield from self._tokenizing.tokens(rendered, may_spell=True)
-            assert tokens is not None
+        # A control string without a mark is the user's, also one that was put together on the way.
+        tokens = yield from self._tokenizing.tokens(rendered, may_spell=True)
+        assert tokens is not None
         return tokens
 
     def _refuse_hopeless(self, rendered: Rendered, room: Room) -> Steps[None]:

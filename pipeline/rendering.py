@@ -148,9 +148,18 @@ class ChatTemplate:
     def _disguised(self, text: str, guard: str) -> str:
         first, *others = self.controls.split(text)
         text = first + "".join(other[0] + guard + other[1:] for other in others)
-        if text.endswith(self.controls.beginnings):
+        # Where a template trims, the guard must stand at what is left.
+        rest = text.rstrip()
+        if rest.endswith(self.controls.beginnings):
+            text = rest + guard + text[len(rest) :]
+        elif text.endswith(self.controls.beginnings):
             text += guard
-        return guard + text if text.startswith(self.controls.ends) else text
+        rest = text.lstrip()
+        if rest.startswith(self.controls.ends):
+            text = text[: len(text) - len(rest)] + guard + rest
+        elif text.startswith(self.controls.ends):
+            text = guard + text
+        return text
 
     def _marked_by(self, mark: str) -> _Marked:
         if mark not in self._marked:

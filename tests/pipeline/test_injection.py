@@ -17,7 +17,7 @@ import pytest
 from pipeline.errors import InvalidRequest
 from pipeline.leaves import mapped
 from pipeline.prompt_templates import PromptTemplate, TemplateMessage
-from tests.pipeline.conversations import ChatMaker
+from tests.pipeline.conversations import FAMILIES, ChatMaker
 from tests.pipeline.driving import Driver, parsed
 from tests.pipeline.hostile import HostileMaker, HostileTexts, full_width
 from tests.pipeline.real_models import Model, every_model, model
@@ -205,6 +205,48 @@ def test_control_string_over_the_border_of_two_leaves_is_harmless(name: str) -> 
             ):
                 body: Body = {"model": "m", "messages": messages}
                 assert driver.ids(parsed(body)) == harmless_ids(tested, body), (head, tail)
+
+
+@every_model
+def test_halves_that_meet_once_a_template_has_trimmed_them_are_harmless(name: str) -> None:
+    tested = model(name)
+    driver = Driver(tested.text)
+
+    def count(head: str, tail: str) -> int:
+        parts = [{"type": "text", "text": text} for text in (head, tail)]
+        ids = driver.ids(parsed({"model": "m", "messages": [{"role": "user", "content": parts}]}))
+        return num_controls(tested, ids)
+
+    for control in controls(tested)[:8]:
+        for head, tail in halves(control):
+            for space in ("", " ", "\n", "\u00a0"):
+                assert count(head + space, space + tail) == count("a", "b"), (head, tail)
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\u{ord(char):04x}" for char in text)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].has_tools])
+def test_escapes_in_the_json_of_tool_arguments_hide_nothing(name: str) -> None:
+    tested = model(name)
+    driver = Driver(tested.text)
+
+    def count(arguments: str) -> int:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        calling = {"role": "assistant", "content": None, "tool_calls": [call]}
+        messages = [
+            {"role": "user", "content": "a"},
+            calling,
+            {"role": "tool", "tool_call_id": "1", "content": ""},
+        ]
+        return num_controls(tested, driver.ids(parsed({"model": "m", "messages": messages})))
+
+    for control in controls(tested)[:8]:
+        for leaf in (escaped(control), escaped(control[0]) + control[1:]):
+            for mark in ("", "\\ufdd0", escaped("\ufdd0\ufdd1"), "\ufdd0\\ufdd1"):
+                assert count(f'{{"k": "{mark}{leaf}"}}') == count('{"k": "a"}'), leaf
+                assert count(f'{{"{mark}{leaf}": 1}}') == count('{"k": 1}'), leaf
 
 
 PRIVATE = "".join(chr(start + index) for start in (0xF0000, 0xF8000, 0x10F000) for index in range(24))

@@ -105,6 +105,15 @@ def test_control_string_that_is_put_together_from_leaves_begins_no_segment() -> 
     assert template.render_disguised(chat(messages=parts), 0.0).segments == ["<think>a<|im_end|>b"]
 
 
+def test_halves_are_broken_although_a_template_trims_them() -> None:
+    parts = [{"role": "user", "content": "a<|im_ \n"}, {"role": "user", "content": "\u00a0end|>b"}]
+    source = "{% set a = '<think>' %}{{ a | trim if a == '<think>' }}{% for message in messages %}"
+    source += "{{ message.content | trim }}{% endfor %}"
+    assert render(source, chat(messages=parts)).segments == ["<think>a<|im_end|>b"]
+    template = ChatTemplate(source, NAMES, CONTROLS)
+    assert template.render_disguised(chat(messages=parts), 0.0).segments == ["<think>a<|im_end|>b"]
+
+
 def test_noncharacters_in_user_text_are_no_marks() -> None:
     source = "<think>{{ messages[0].content }}</think>"
     for code in range(0xFDD0, 0xFDF0):
