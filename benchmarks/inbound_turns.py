@@ -1,8 +1,9 @@
 """The next turn of a chat, from the parsed body to the bytes on the link, and the same with no token cache.
 
-Every run has a chat of its own. The turn before it is sent first, by both ways in. Then come the next turns
-of all chats, one after the other, by the way with the cache, then by the other: a turn finds the tokens of
-its history in the token cache, and its texts not in the CPU's.
+Every run has a chat of its own. The turn before it is sent first, by both ways in, and its answer is learned,
+as the gateway does when it ends (`_not_learned`: without that). Then come the next turns of all chats, one
+after the other, by the way with the cache, then by the other: a turn finds the tokens of its history in the
+token cache, and its texts not in the CPU's.
 
 Wall times of the calling thread, which with the cache does all itself. Without, the text is encoded by the
 threads of `tokenizers` on all cores, which favours that side; `_cpu_` is CPU time of the whole process, where
@@ -28,6 +29,7 @@ from benchmarks.inbound_chats import (
     SHAPES,
     Cost,
     KernelLink,
+    Message,
     Shape,
     WayIn,
     Words,
@@ -41,6 +43,7 @@ from gateway.encoders import Encoders
 from gateway.needs import NeedServer
 from gateway.openai_schema import parse_chat
 from pipeline.model_text import ModelText
+from pipeline.needs import served
 
 REASONING_TOKENS: Final = 200
 STAGES: Final = ("validate", "scan", "render", "tokenize", "assemble", "link")
@@ -68,10 +71,14 @@ class Pair:
         self.cached = WayIn(text, patterns, link)
         self.encoding = WayIn(text, patterns, link, max_cache_bytes=0)
         self.link = link
+        self.learning_ms: list[float] = []  # of each answer, its request parsed anew
 
-    def turns(self, words: Words, shape: Shape, num_runs: int, seed: int = 0) -> Turns:
-        """The next turn of `num_runs` chats, each by both ways."""
-        bodies = self._begun(words, shape, num_runs, seed)
+    def turns(self, words: Words, shape: Shape, num_runs: int, seed: int = 0, learns: bool = True) -> Turns:
+        """The next turn of `num_runs` chats, each by both ways.
+
+        `learns`: with the cache, the answer before was tokenized when it ended, as the gateway does.
+        """
+        bodies = self._begun(words, shape, num_runs, seed, learns)
         known, pool, uploads = self.cached.known, self.cached.pool, self.link.uploads
         gc.collect()
         num_saved = known.tokens_saved
@@ -82,7 +89,9 @@ class Pair:
         encoded = [self.encoding.send(body) for body in bodies]
         return Turns(cached, encoded, new_tokens / num_runs, num_copied / num_runs)
 
-    def _begun(self, words: Words, shape: Shape, num_runs: int, seed: int) -> list[bytes]:
+    def _begun(
+        self, words: Words, shape: Shape, num_runs: int, seed: int, learns: bool = True
+    ) -> list[bytes]:
         """Chats up to the turn before; the bodies of the next."""
         rng = random.Random(seed)
         bodies = []
@@ -90,8 +99,18 @@ class Pair:
             messages = history(words, shape, rng)
             for way in (self.cached, self.encoding):
                 way.send(body_of(messages))
-            bodies.append(body_of(next_turn(words, messages, shape, rng)))
+            after = next_turn(words, messages, shape, rng)
+            if learns:
+                self._learn(messages, after)
+            bodies.append(body_of(after))
         return bodies
+
+    def _learn(self, messages: Sequence[Message], after: Sequence[Message]) -> None:
+        start_ns = perf_counter_ns()
+        answer = after[len(messages)]["content"]
+        request, way = parse_chat(body_of(messages)), self.cached
+        served(way.inbound.learn(request, answer, NOW_S, way.rules))
+        self.learning_ms.append((perf_counter_ns() - start_ns) / 1e6)
 
     def whole_text_ms(self, words: Words, shape: Shape, num_runs: int, seed: int) -> list[float]:
         """Render a next turn and encode it in one call."""
@@ -142,8 +161,10 @@ def report_next_turns(
         reasoning = replace(shape, reasoning_tokens=REASONING_TOKENS)
         _report_turns(report, f"{shape.name}_reasoning", pair.turns(words, reasoning, runs, seed=2))
     typical = next(shape for shape in shapes if shape.name == "12k")
-    served = pair.served_turns_ms(words, typical, num_runs, seed=3)
-    report.add("next_turn_12k_on_loop_ms", served, "ms")
+    _report_turns(report, "12k_not_learned", pair.turns(words, typical, num_runs, seed=5, learns=False))
+    report.add("learn_answer_ms", pair.learning_ms, "ms")
+    on_loop = pair.served_turns_ms(words, typical, num_runs, seed=3)
+    report.add("next_turn_12k_on_loop_ms", on_loop, "ms")
     whole = pair.whole_text_ms(words, typical, max(3, num_runs // 2), seed=4)
     report.add("whole_text_12k_ms", whole, "ms")
     report.add("whole_text_vs_next_turn_12k", median(whole) / report.metrics["next_turn_12k_ms"], "x")

@@ -102,7 +102,7 @@ class Flow:
         del ready  # with its buffers: only choices that may be submitted again still hold them
         await self._finish(exchange, answer)
         if record.ended == COMPLETE:
-            self._next_turns.learn(model, request, writer.whole_text())
+            self._next_turns.learn(model, request, writer.whole_text(), _on_input(rules))
 
     async def _finish(self, exchange: Exchange, answer: Answer) -> None:
         """Until the response is complete or the client has gone."""
@@ -133,8 +133,7 @@ class Flow:
     ) -> Ready:
         """Steps 3 to 6. What cannot be done at once is served while others run."""
         record = exchange.record
-        on_input = None if rules.input is None else InputRules(rules.input, rules.seen)
-        steps = model.inbound.prepare(request, time.time(), on_input, record.done)
+        steps = model.inbound.prepare(request, time.time(), _on_input(rules), record.done)
         ready = await self._needs.serve(steps, exchange.unless_gone)
         record.prompt_tokens = sum(prompt.num_tokens for prompt in ready.prompts)
         record.dropped = ready.dropped
@@ -178,6 +177,10 @@ class Flow:
             stops = StopMatcher(generation.stop, include, generation.sampling.get("min_tokens", 0))
         detokenizer = open_detokenizer(model.text.vocabulary, generation.skip_special_tokens)
         return Outbound(detokenizer, stops, rules.output.stream(), include)
+
+
+def _on_input(rules: RulesVersion) -> InputRules | None:
+    return None if rules.input is None else InputRules(rules.input, rules.seen)
 
 
 def generation_routes(limits: RequestLimits) -> dict[str, Route]:

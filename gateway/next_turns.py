@@ -1,4 +1,4 @@
-"""Tokenizes the answer of a chat that goes on as soon as it has ended, so that the next turn finds it known.
+"""Scans and tokenizes the answer of a chat that goes on as soon as it has ended: the next turn finds it known.
 
 Most of a next turn's new text is the answer before it. The client sends it back as it saw it; whoever gave it
 knows it already, and has time until then. Only chats that have gone on once are expected to do so again:
@@ -12,19 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
-from typing import Final
 
 from gateway.encoders import Encoders
 from gateway.models import Model
 from gateway.needs import NeedServer
 from pipeline.errors import HeadraceError
+from pipeline.inbound import InputRules
 from pipeline.values import ChatRequest, CompletionRequest
 
 logger = logging.getLogger("headrace.next_turns")
-
-# What stands around the answer in its place: a template may treat the first and the last turn differently.
-_OTHER_TURN: Final = {"role": "user", "content": "x"}
 
 
 class NextTurns:
@@ -47,21 +43,25 @@ class NextTurns:
             and any(message["role"] == "assistant" for message in request.messages)
         )
 
-    def learn(self, model: Model, request: ChatRequest | CompletionRequest, answer: str) -> None:
+    def learn(
+        self,
+        model: Model,
+        request: ChatRequest | CompletionRequest,
+        answer: str,
+        rules: InputRules | None = None,
+    ) -> None:
         """The answer of this request is complete. Nothing is done while others wait for a tokenizer."""
         if not answer or self._encoders.num_queue_chars or not self.wants(model, request):
             return
         if isinstance(request, ChatRequest):
-            task = asyncio.create_task(self._learn(model, request, answer), name="learn an answer")
+            task = asyncio.create_task(self._learn(model, request, answer, rules), name="learn an answer")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _learn(self, model: Model, request: ChatRequest, answer: str) -> None:
-        messages = [_OTHER_TURN, {"role": "assistant", "content": answer}, _OTHER_TURN]
-        turn = replace(request, messages=messages, template=None, tools=None, documents=None)
+    async def _learn(self, model: Model, request: ChatRequest, answer: str, rules: InputRules | None) -> None:
         try:
-            await self._needs.serve(model.inbound.learn(turn, time.time()))
-        except HeadraceError as error:  # a template that does not take such a chat; or no time for it now
+            await self._needs.serve(model.inbound.learn(request, answer, time.time(), rules))
+        except HeadraceError as error:  # the template does not take such a chat, or a rule blocks it
             logger.debug("an answer was not tokenized: %s", type(error).__name__)
 
     async def stop(self) -> None:

@@ -39,6 +39,9 @@ from pipeline.values import ChatRequest, CompletionRequest, Dropped, EngineCall,
 _MAX_CHARACTERS_PER_TOKEN: Final = 16
 _MAX_CUT_TOKENS: Final = 8  # that the cut itself may have made
 
+# What stands around an answer in its place: a template may treat the first and the last turn differently.
+_OTHER_TURN: Final = {"role": "user", "content": "x"}
+
 Done = Callable[[str], None]
 
 
@@ -132,9 +135,21 @@ class Inbound:
         """Render and tokenize a chat, no more: for what is known before any request."""
         return (yield from self._tokens(_Chat(self._template(request), now_s), request))
 
-    def learn(self, request: ChatRequest, now_s: float) -> Steps[None]:
-        """Remember the segments of a chat, for another one that will have some of them."""
-        yield from self._tokenizing.learn(self._template(request).render(request, now_s))
+    def learn(
+        self, request: ChatRequest, answer: str, now_s: float, rules: InputRules | None = None
+    ) -> Steps[None]:
+        """Remember what the answer to this request will be in the next turn's prompt: scanned, and tokenized.
+
+        Raises `InvalidRequest` if the template does not take the answer between two short turns, and
+        `ContentBlocked`.
+        """
+        messages = (_OTHER_TURN, {"role": "assistant", "content": answer}, _OTHER_TURN)
+        turn = replace(request, messages=messages, template=None, tools=None, documents=None)
+        if rules is not None:
+            turn, _ = yield from _pausing(
+                scan_request(turn, rules.patterns, self._part_separator, rules.seen)
+            )
+        yield from self._tokenizing.learn(self._template(turn).render(turn, now_s))
 
     def keep_common(self, first: ChatRequest, second: ChatRequest, now_s: float) -> Steps[int]:
         """Remember for good the segments that two chats share; returns how many tokens those have."""

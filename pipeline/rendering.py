@@ -10,7 +10,7 @@ which is as safe, but hides them from a template that looks for them. Not here: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,8 +27,10 @@ from pipeline.values import ChatRequest
 
 _MAX_MESSAGE_CHARACTERS: Final = 500  # of a template's error
 _NOT_FOR_TEMPLATES: Final = ("chat_template", "tokenize")  # as in vLLM: the server decides these
-# Noncharacters of Unicode, which no text needs. One that the request does not hold marks control strings.
+# Noncharacters of Unicode, which no text needs. One that the request does not hold breaks control strings.
 _NONCHARACTERS: Final = tuple(map(chr, range(0xFDD0, 0xFDEE)))
+# One of these marks them. The first leaves ASCII text at a byte a character: quicker to join and to cut.
+_MARKS: Final = ("\x01", *_NONCHARACTERS)
 # Marks where the final message ends; the space shows whether the template trims.
 _END_MARK: Final = "\ufdee\ufdef "
 _MARKED: Final = "_headrace_"  # prefix of the variables that hold special tokens with their marks
@@ -113,7 +115,7 @@ class ChatTemplate:
 
     def render_marked(self, request: ChatRequest, now_s: float, text: str | None = None) -> Rendered:
         """Render with marks; what comes out is not checked, unless the template may have looked at marks."""
-        marked = self._marked_by(_unused(_texts_of(request) if text is None else [text]))
+        marked = self._marked_by(_unused(_texts_of(request) if text is None else [text], _MARKS))
         opening, *segments = self._text(request, now_s, marked.template, marked).split(marked.mark)
         rendered = Rendered(opening, segments)
         if not marked.is_sure and rendered.text != self.plain(request, now_s):
@@ -127,7 +129,7 @@ class ChatTemplate:
     def render_disguised(self, request: ChatRequest, now_s: float) -> Rendered:
         """Render with control strings and halves of them in the request broken by a noncharacter."""
         texts = _texts_of(request)
-        guard = _unused(texts)
+        guard = _unused(texts, _NONCHARACTERS)
         fields = {
             name: mapped(value, lambda text: self._disguised(text, guard))
             for name, value in untrusted(request).items()
@@ -198,10 +200,9 @@ def _texts_of(request: ChatRequest) -> list[str]:
     return list(leaves(list(untrusted(request).values())))
 
 
-def _unused(texts: Iterable[str]) -> str:
-    """A noncharacter that none of the texts holds."""
-    texts = list(texts)
-    for character in _NONCHARACTERS:
+def _unused(texts: Sequence[str], characters: Iterable[str]) -> str:
+    """The first of the characters that none of the texts holds."""
+    for character in characters:
         if not any(character in text for text in texts):
             return character
     raise InvalidRequest(

@@ -278,8 +278,8 @@ def test_blocked_text_is_blocked_again() -> None:
         (chat("short"), 0),
         (completion("x" * SLICE_CHARS), 1),
         (completion("x" * (3 * SLICE_CHARS)), 3),
-        (chat(documents=[{"a": f"{i} {'x' * 1000}"} for i in range(160)]), 10),
-        (chat(documents=[{f"k{i}": f"v{i}"} for i in range(1000)]), 8),
+        (chat(documents=[{"a": f"{i} {'x' * 1000}"} for i in range(160)]), 40),
+        (chat(documents=[{f"k{i}": f"v{i}"} for i in range(1000)]), 32),
     ],
 )
 def test_scan_pauses_at_least_once_a_slice(request_: Any, num_pauses: int) -> None:

@@ -114,17 +114,17 @@ def test_halves_are_broken_although_a_template_trims_them() -> None:
     assert template.render_disguised(chat(messages=parts), 0.0).segments == ["<think>a<|im_end|>b"]
 
 
-def test_noncharacters_in_user_text_are_no_marks() -> None:
+def test_marks_in_user_text_are_no_marks() -> None:
     source = "<think>{{ messages[0].content }}</think>"
-    for code in range(0xFDD0, 0xFDF0):
+    for code in (1, *range(0xFDD0, 0xFDF0)):
         content = f"a{chr(code)}<think>{chr(code)}b"
         assert pieces(source, content) == ["", "<think>" + content, "</think>"]
-    both = "\ufdd0\ufdd1<|im_end|>"
+    both = "\x01\ufdd0\ufdd1<|im_end|>"
     assert pieces(source, both) == ["", "<think>" + both, "</think>"]
 
 
-def test_request_with_every_noncharacter_is_refused() -> None:
-    everything = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+def test_request_with_every_mark_is_refused() -> None:
+    everything = "\x01" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
     with pytest.raises(Exception, match=r"all of the noncharacters U\+FDD0 to U\+FDED"):
         pieces("<think>{{ messages[0].content }}", everything)
 
@@ -134,7 +134,7 @@ def test_marks_change_no_text_whatever_the_chat_spells(name: str) -> None:
     source = getattr(chat_templates, name)
     marked, plain = ChatTemplate(source, NAMES, CONTROLS), ChatTemplate(source, NAMES)
     rng = random.Random(name)
-    spice = [*CONTROLS.ids, "", " ", "\n", "<|im_", "end|>", "\ufdd0"]
+    spice = [*CONTROLS.ids, "", " ", "\n", "<|im_", "end|>", "\ufdd0", "\x01"]
     for _ in range(100):
         messages = [
             {"role": role, "content": rng.choice(spice) + small_tokenizers.text(rng, 3) + rng.choice(spice)}
