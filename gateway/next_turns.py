@@ -1,4 +1,4 @@
-"""Scans and tokenizes the answer of a chat that goes on as soon as it has ended: the next turn finds it known.
+"""Scans and tokenizes the answer of a chat that goes on when it ends, so that the next turn finds it known.
 
 Most of a next turn's new text is the answer before it. The client sends it back as it saw it; whoever gave it
 knows it already, and has time until then. Only chats that have gone on once are expected to do so again:
