@@ -69,7 +69,8 @@ class Tokenizing:
     ) -> Steps[Tokens | None]:
         """The ids of a rendered chat. Needs `Encode`.
 
-        None if new text spells a control string, unless that is known to be the user's (`may_spell`).
+        None if new text spells a control string, unless that is known to be the user's (`may_spell`). `pin`:
+        the segments stay in the cache for good, as far as its share for those goes.
         """
         pieces = _pieces(rendered)
         if not self._text.is_segmentable:
@@ -82,9 +83,12 @@ class Tokenizing:
         if new:
             if not may_spell and any(map(self._encoder.spells_control, new)):
                 return None
-            added = yield from self._added(list(new), pin)
+            added = yield from self._added(list(new))
             entries = [entry or added[piece] for piece, entry in zip(pieces, entries, strict=True)]
-        return Tokens(cast(list[Entry], entries))
+        found = cast(list[Entry], entries)
+        for entry in found if pin else ():
+            self._known.put(entry.segment, entry.ids, pinned=True)
+        return Tokens(found)
 
     def learn(self, rendered: Rendered) -> Steps[None]:
         """Remember the segments. Needs `Encode`, for short texts too: nobody waits for them."""
@@ -94,9 +98,9 @@ class Tokenizing:
             for piece, ids in zip(new, found, strict=True):
                 self._known.put(piece, ids)
 
-    def _added(self, new: list[str], pin: bool) -> Steps[dict[str, Entry]]:
+    def _added(self, new: list[str]) -> Steps[dict[str, Entry]]:
         found = yield from self._encoded(new)
-        return {piece: self._known.put(piece, ids, pin) for piece, ids in zip(new, found, strict=True)}
+        return {piece: self._known.put(piece, ids) for piece, ids in zip(new, found, strict=True)}
 
     def _encoded(self, pieces: list[str]) -> Steps[list[bytes]]:
         if self._is_quick(pieces):
