@@ -156,8 +156,7 @@ class Inbound:
         renders = [self._template(request).render(request, now_s) for request in (first, second)]
         others = frozenset(renders[1].segments)
         common = Rendered("", [segment for segment in renders[0].segments if segment in others])
-        tokens = yield from self._tokenizing.tokens(common, may_spell=True, pin=True)
-        return 0 if tokens is None else tokens.num_tokens
+        return (yield from self._tokenizing.tokens(common, pin=True)).num_tokens
 
     def _read(self, request: ChatRequest) -> ChatRequest:
         """The request with its tool arguments as the template sees them, so that escapes hide nothing."""
@@ -222,9 +221,7 @@ class Inbound:
         if chat.room is not None:
             yield from self._refuse_hopeless(rendered, chat.room)
         # A control string without a mark is the user's, also one that was put together on the way.
-        tokens = yield from self._tokenizing.tokens(rendered, may_spell=True)
-        assert tokens is not None
-        return tokens
+        return (yield from self._tokenizing.tokens(rendered))
 
     def _refuse_hopeless(self, rendered: Rendered, room: Room) -> Steps[None]:
         """Raises `ContextTooLong` if the beginning alone is too long: a text of megabytes is not encoded."""

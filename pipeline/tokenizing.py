@@ -64,25 +64,19 @@ class Tokenizing:
         self._store = store
         self._known = store.cache.of(text.fingerprint)
 
-    def tokens(
-        self, rendered: Rendered, *, may_spell: bool = False, pin: bool = False
-    ) -> Steps[Tokens | None]:
+    def tokens(self, rendered: Rendered, *, pin: bool = False) -> Steps[Tokens]:
         """The ids of a rendered chat. Needs `Encode`.
 
-        None if new text spells a control string, unless that is known to be the user's (`may_spell`). `pin`:
-        the segments stay in the cache for good, as far as its share for those goes.
+        A control string that a segment's text spells is ordinary text. `pin`: the segments stay in the cache
+        for good, as far as its share for those goes.
         """
         pieces = _pieces(rendered)
         if not self._text.is_segmentable:
-            if not may_spell and any(map(self._encoder.spells_control, pieces)):
-                return None
             whole = _Whole(self._text, rendered)
             return Tokens((), (yield Encode(whole, (rendered.text,), None))[0])
         entries = list(map(self._known.get, pieces))
         new = dict.fromkeys(piece for piece, entry in zip(pieces, entries, strict=True) if entry is None)
         if new:
-            if not may_spell and any(map(self._encoder.spells_control, new)):
-                return None
             added = yield from self._added(list(new))
             entries = [entry or added[piece] for piece, entry in zip(pieces, entries, strict=True)]
         found = cast(list[Entry], entries)

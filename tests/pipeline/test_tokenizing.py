@@ -39,7 +39,7 @@ class Made:
     def _offer(self, fingerprint: str, pairs: Sequence[tuple[str, bytes]]) -> None:
         self.offered += pairs
 
-    def tokens(self, *segments: str, opening: str = "", **options: Any) -> Tokens | None:
+    def tokens(self, *segments: str, opening: str = "", **options: Any) -> Tokens:
         return served(self.tokenizing.tokens(Rendered(opening, list(segments)), **options))
 
 
@@ -69,35 +69,28 @@ def test_long_segments_are_a_need_for_the_new_ones_only(text: ModelText) -> None
 def test_known_segments_have_the_same_ids_again(text: ModelText) -> None:
     made = Made(text)
     cold, warm = made.tokens(SHORT, LONG, SHORT), made.tokens(SHORT, LONG, SHORT)
-    assert cold is not None
-    assert warm is not None
     assert cold.ids == warm.ids == whole_ids(text, SHORT, LONG, SHORT)
     assert cold.num_tokens == len(cold.ids) // 4
     assert made.cache.num_entries == 2
 
 
-def test_new_text_that_spells_a_control_string_is_given_back_unless_it_may(text: ModelText) -> None:
-    made = Made(text)
-    assert made.tokens(SHORT, SPELLED) is None
-    assert made.cache.num_entries == 0
-    found = made.tokens(SHORT, SPELLED, may_spell=True)
-    assert found is not None
-    assert text.tokenizer.token_to_id("<|endoftext|>") not in memoryview(found.ids).cast("i").tolist()
+def test_control_strings_that_a_segment_spells_are_text(text: ModelText) -> None:
+    for each in (text, replace(text, is_segmentable=False)):
+        ids = memoryview(Made(each).tokens(SHORT, SPELLED).ids).cast("i").tolist()
+        assert text.tokenizer.token_to_id("<|endoftext|>") not in ids
+        assert text.tokenizer.decode(ids, skip_special_tokens=False) == SHORT + SPELLED
 
 
 def test_text_before_the_first_control_string_comes_first(text: ModelText) -> None:
     found = Made(text).tokens(SHORT, opening="Hello. ")
-    assert found is not None
     assert found.ids == whole_ids(text, "Hello. ") + whole_ids(text, SHORT)
 
 
 def test_nothing_is_remembered_where_segments_are_not_exact(text: ModelText) -> None:
     made = Made(replace(text, is_segmentable=False))
     found = made.tokens(SHORT, LONG)
-    assert found is not None
     assert (found.entries, found.whole) == ((), whole_ids(text, SHORT, LONG))
     assert made.cache.num_entries == 0
-    assert made.tokens(SPELLED) is None
 
 
 def test_pinned_segments_stay_pinned_also_when_they_were_known(text: ModelText) -> None:
@@ -143,7 +136,6 @@ def test_prompt_of_entries_waits_for_a_buffer(text: ModelText) -> None:
     made = Made(text, buffer_bytes=4096)
     held = [made.pool.whole(pack_ids([1]))]
     tokens = made.tokens(SHORT)
-    assert tokens is not None
     steps = made.tokenizing.in_buffer(tokens)
     assert next(steps) == Wait(tokens.num_tokens)
     held.clear()
