@@ -20,13 +20,13 @@ from pipeline.prompt_templates import (
     Texts,
     beginnings,
     paired_requests,
+    shown,
 )
 from pipeline.values import ChatRequest, TemplateUse
 
 Entry = TypeVar("Entry")
 
 MAX_ROLE_CHARS: Final = 64  # as in a request
-_MAX_SHOWN_CHARS: Final = 60
 
 
 class PromptSettingsError(ValueError):
@@ -50,14 +50,17 @@ class WarmPrompt:
     cache_salts: tuple[str | None, ...] = (None,)
     model: str | None = None
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
+        """The template's name, else how many messages; never text."""
+        if self.template is not None:
+            return self.template.name
         num_messages = len(self.messages)
-        what = (
-            f"{num_messages} message{'s' * (num_messages > 1)}"
-            if self.template is None
-            else self.template.name
-        )
-        return what if len(self.cache_salts) == 1 else f"{what} for {len(self.cache_salts)} salts"
+        return f"{num_messages} message{'s' * (num_messages > 1)}"
+
+    def __str__(self) -> str:
+        num_salts = len(self.cache_salts)
+        return self.title if num_salts == 1 else f"{self.title} for {num_salts} salts"
 
 
 def read_templates(value: Any) -> tuple[PromptTemplate, ...]:
@@ -100,12 +103,12 @@ def check_warm(warm: Sequence[WarmPrompt], templates: Sequence[PromptTemplate]) 
         path, template = f"warm[{index}].template", known.get(prompt.template.name)
         if template is None:
             names = ", ".join(known) or "none"
-            yield f"{path}.name: {_shown(prompt.template.name)} is not allowed; the templates are: {names}"
+            yield f"{path}.name: {shown(prompt.template.name)} is not allowed; the templates are: {names}"
             continue
         for slot in prompt.template.variables:
             if slot not in template.slots:
                 slots = ", ".join(template.slots) or "none"
-                yield f"{path}.variables: {_shown(slot)} is not allowed; its slots are: {slots}"
+                yield f"{path}.variables: {shown(slot)} is not allowed; its slots are: {slots}"
 
 
 def warm_requests(
@@ -179,7 +182,7 @@ def _template_use(value: Any, path: str) -> TemplateUse:
     variables = fields.get("variables") or {}
     if not isinstance(variables, dict):
         raise PromptSettingsError(
-            f"{path}.variables: {_shown(variables)} is not allowed; it must be a mapping"
+            f"{path}.variables: {shown(variables)} is not allowed; it must be a mapping"
         )
     texts = {
         slot: _text(text, f"{path}.variables.{slot}", may_be_empty=True) for slot, text in variables.items()
@@ -201,7 +204,7 @@ def _some(value: Any, path: str, read: Callable[[Any, str], Entry]) -> tuple[Ent
 def _each(value: Any, path: str, read: Callable[[Any, str], Entry]) -> tuple[Entry, ...]:
     """Every entry, read. The problems of all entries are told at once."""
     if not isinstance(value, list | tuple):
-        raise PromptSettingsError(f"{path}: {_shown(value)} is not allowed; it must be a list")
+        raise PromptSettingsError(f"{path}: {shown(value)} is not allowed; it must be a list")
     entries: list[Entry] = []
     problems: list[str] = []
     for index, entry in enumerate(value):
@@ -220,12 +223,10 @@ def _fields(
     """The entry as a mapping with these keys and no other."""
     allowed = ", ".join((*needed, *optional))
     if not isinstance(value, dict):
-        raise PromptSettingsError(
-            f"{path}: {_shown(value)} is not allowed; it must be a mapping of {allowed}"
-        )
+        raise PromptSettingsError(f"{path}: {shown(value)} is not allowed; it must be a mapping of {allowed}")
     problems = [f"{path}.{key}: it is missing" for key in needed if key not in value]
     problems += [
-        f"{path}: unknown key {_shown(key)}; it takes {allowed}"
+        f"{path}: unknown key {shown(key)}; it takes {allowed}"
         for key in value
         if key not in needed and key not in optional
     ]
@@ -237,9 +238,4 @@ def _fields(
 def _text(value: Any, path: str, *, may_be_empty: bool = False) -> str:
     if isinstance(value, str) and (value or may_be_empty):
         return value
-    raise PromptSettingsError(f"{path}: {_shown(value)} is not allowed; it must be a text")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
+    raise PromptSettingsError(f"{path}: {shown(value)} is not allowed; it must be a text")

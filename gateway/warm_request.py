@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from gateway.warm_table import WarmKey
+from pipeline.encoding import BYTES_PER_ID
 from pipeline.errors import EngineFailed, HeadraceError
 from pipeline.ports import Handle, Sink
 from pipeline.values import EngineCall, FirstToken, Prompt, TokenLogprobs
@@ -72,7 +73,7 @@ def call_for(key: WarmKey, ids: bytes) -> EngineCall:
     """The cheapest request that leaves these ids in the cache under the key's salt."""
     return EngineCall(
         model=key.model,
-        prompt=Prompt(memoryview(ids), len(ids) // 4, affinity=0),
+        prompt=Prompt(memoryview(ids), len(ids) // BYTES_PER_ID, affinity=0),
         sampling={"temperature": 0.0},
         max_tokens=1,
         priority=WARM_PRIORITY,

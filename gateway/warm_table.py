@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.warm_tree import WarmTree
+from pipeline.encoding import BYTES_PER_ID
 
 PENDING, WARMING, WARM, FAILED, SHORT = "pending", "warming", "warm", "failed", "short"
 STATES: Final = (PENDING, WARMING, WARM, FAILED, SHORT)
@@ -50,7 +51,7 @@ class WarmKey:
     salt_number: int
     model: str
     salt: str | None
-    title: str  # the template's name, else how many messages; never text
+    title: str  # the prompt's
 
 
 class WarmRow:
@@ -178,7 +179,7 @@ class WarmTable:
 
     def learn(self, row: WarmRow, ids: bytes) -> bool:
         """A row's ids are known; whether it can be warmed."""
-        num_tokens = len(ids) // 4
+        num_tokens = len(ids) // BYTES_PER_ID
         row.ids, row.num_tokens = ids, num_tokens
         row.warmed_tokens = row.expected_tokens = num_tokens // self._block_tokens * self._block_tokens
         if not row.warmed_tokens:
@@ -197,8 +198,8 @@ class WarmTable:
         """
         assert row.ids is not None
         self._advance(row, "begin")
-        num_bytes = 4 * row.warmed_tokens
-        return row.ids[:num_bytes] + (row.ids[num_bytes : num_bytes + 4] or row.ids[:4])
+        num_bytes = BYTES_PER_ID * row.warmed_tokens
+        return row.ids[:num_bytes] + (row.ids[num_bytes : num_bytes + BYTES_PER_ID] or row.ids[:BYTES_PER_ID])
 
     def done(self, row: WarmRow, cached_tokens: int, now_s: float) -> None:
         """The warm-up has ended; `cached_tokens` is what the engine already had."""
@@ -214,7 +215,7 @@ class WarmTable:
         row.is_check = False
         if not row.is_indexed:
             row.is_indexed = True
-            self._tree.insert(row.ids[: 4 * row.warmed_tokens], row.key.salt, row)
+            self._tree.insert(row.ids[: BYTES_PER_ID * row.warmed_tokens], row.key.salt, row)
 
     def failed(self, row: WarmRow, error: str, may_retry: bool, now_s: float) -> None:
         """The warm-up has failed. It is tried again after a pause, a bounded number of times."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from pipeline.encoding import BYTES_PER_ID
+
 Row = TypeVar("Row")
 
 
@@ -37,7 +39,7 @@ class WarmTree(Generic[Row]):
     __slots__ = ("_block_bytes", "_root")
 
     def __init__(self, block_tokens: int) -> None:
-        self._block_bytes = 4 * block_tokens
+        self._block_bytes = BYTES_PER_ID * block_tokens
         self._root: _Node[Row] = _Node(b"", 0)
 
     def insert(self, ids: bytes, salt: str | None, row: Row) -> None:
@@ -83,8 +85,8 @@ class WarmTree(Generic[Row]):
         computes the last token, so a block that only this token completes is no loss.
         """
         step, num_bytes = self._block_bytes, ids.nbytes
-        lost = (4 * cached_tokens // step + 1) * step  # where the lost block ends
-        if lost > (num_bytes - 4) // step * step:
+        lost = (BYTES_PER_ID * cached_tokens // step + 1) * step  # where the lost block ends
+        if lost > (num_bytes - BYTES_PER_ID) // step * step:
             lost = num_bytes + 1
         node, used, damaged = self._root, list[Row](), None
         while True:

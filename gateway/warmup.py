@@ -144,7 +144,7 @@ class Warmup:
             if prompt.model is None or prompt.model in welcome.model_names:
                 model = prompt.model or welcome.model_names[0]
                 keys += [
-                    WarmKey(number, salt_number, model, salt, str(prompt))
+                    WarmKey(number, salt_number, model, salt, prompt.title)
                     for salt_number, salt in enumerate(prompt.cache_salts)
                 ]
         return keys

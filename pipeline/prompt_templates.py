@@ -84,7 +84,7 @@ def expanded(request: ChatRequest, templates: Mapping[str, PromptTemplate]) -> C
     if template is None:
         known = ", ".join(templates) or "none"
         raise InvalidRequest(
-            f"'template.name' is {_shown(use.name)}; this server's templates are: {known}.", "template.name"
+            f"'template.name' is {shown(use.name)}; this server's templates are: {known}.", "template.name"
         )
     check_variables(template, use.variables)
     messages = [message.filled(use.variables) for message in template.messages]
@@ -98,7 +98,7 @@ def check_variables(template: PromptTemplate, variables: Iterable[str]) -> None:
     for name in variables:
         if name not in slots:
             param = "template.variables"
-            raise InvalidRequest(f"'{param}' has the unknown slot {_shown(name)}; {allowed}.", param)
+            raise InvalidRequest(f"'{param}' has the unknown slot {shown(name)}; {allowed}.", param)
     missing = [slot for slot in slots if slot not in variables]
     if missing:
         raise InvalidRequest(
@@ -154,7 +154,7 @@ def _pieces(content: str) -> Iterator[str]:
             raise TemplateSyntaxError(f"a single {found!r} (write {found * 2!r} for a brace)", match.start())
         elif not slot.isidentifier():
             raise TemplateSyntaxError(
-                f"{_shown(slot)} is no slot's name (write {{{{ and }}}} for braces)", match.start()
+                f"{shown(slot)} is no slot's name (write {{{{ and }}}} for braces)", match.start()
             )
         else:
             yield text
@@ -163,5 +163,7 @@ def _pieces(content: str) -> Iterator[str]:
     yield text + content[end:]
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…")
+def shown(value: object) -> str:
+    """What stands in an error for a name or value that may be of any length."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"

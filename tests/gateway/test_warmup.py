@@ -520,7 +520,7 @@ async def test_ready_waits_for_a_bounded_time(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_report_shows_no_text_and_no_salt() -> None:
-    secret = WarmPrompt(messages=SHOP.messages, cache_salts=("tenant-secret",))
+    secret = WarmPrompt(messages=SHOP.messages, cache_salts=("tenant-secret", None))
     named = WarmPrompt(template=TemplateUse("qa", {"shop": "private"}), cache_salts=(None,))
 
     async def ids(model: str, prompt: WarmPrompt) -> bytes:
@@ -530,8 +530,8 @@ async def test_report_shows_no_text_and_no_salt() -> None:
         site.ready(FakeWorker())
         (worker,) = site.warmup.report()
         assert worker["worker"] == "tcp://w:1"
-        assert sum(worker["states"].values()) == worker["num_prompts"] == 2
-        assert [row["title"] for row in worker["prompts"]] == ["1 message", "qa"]
+        assert sum(worker["states"].values()) == worker["num_prompts"] == 3
+        assert [row["title"] for row in worker["prompts"]] == ["1 message", "1 message", "qa"]
         for text in ("tenant-secret", "private", "shop"):
             assert text not in str(worker)
 
