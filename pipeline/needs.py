@@ -1,6 +1,6 @@
 """What a request on its way in needs from others: the values that `Inbound.prepare` yields.
 
-The caller (`gateway/flow.py`) serves a need in its own way and sends the answer back in. Not here: the steps
+The caller (`gateway/needs.py`) serves a need in its own way and sends the answer back in. Not here: the steps
 themselves.
 """
 
