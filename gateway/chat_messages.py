@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from gateway.json_body import check_depth, show
+from gateway.json_body import check_depth, num_values, show
 from pipeline.errors import InvalidRequest
 
 MAX_ROLE_CHARS: Final = 64
+MAX_ARGUMENT_VALUES: Final = 131_072  # in all tool calls of a chat: 0.1 s to decode and to print
 # Kinds of part that are text, and the key that holds it.
 TEXT_PARTS: Final = {
     "text": "text",
@@ -107,9 +108,23 @@ def to_messages(messages: list[Message], max_depth: int) -> tuple[dict[str, Any]
     """The template's messages. Raises `InvalidRequest`."""
     if not messages:
         raise InvalidRequest("'messages' must not be empty.", "messages")
+    _check_num_values(messages)
     return tuple(
         _to_message(message, f"messages[{index}]", max_depth) for index, message in enumerate(messages)
     )
+
+
+def _check_num_values(messages: list[Message]) -> None:
+    """JSON in strings is decoded on the event loop, and printed there by templates."""
+    calls = (call for message in messages for call in message.tool_calls or ())
+    texts = [call.function.arguments for call in calls if isinstance(call.function.arguments, str)]
+    number = num_values(texts, MAX_ARGUMENT_VALUES)
+    if number > MAX_ARGUMENT_VALUES:
+        raise InvalidRequest(
+            f"The arguments of tool calls have {number} values in their arrays and objects; "
+            f"the limit is {MAX_ARGUMENT_VALUES}.",
+            "messages",
+        )
 
 
 def _to_message(message: Message, param: str, max_depth: int) -> dict[str, Any]:

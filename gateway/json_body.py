@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ Body = TypeVar("Body")
 
 # An empty list costs 3 bytes of JSON and 64 bytes of memory: 32 MiB of them would take 700 MB.
 MAX_CONTAINERS: Final = 1_000_000
+MAX_FIELDS: Final = 1_000_000  # of objects, 1 us each
 # The value at fault is looked up by reading the whole body once more; not worth it for a large one.
 MAX_LOOKUP_BYTES: Final = 1 << 20
 MAX_SHOWN_CHARS: Final = 60
@@ -28,6 +30,9 @@ MAX_SHOWN_CHARS: Final = 60
 TEXT_FIELDS: Final = frozenset(
     {"messages", "prompt", "suffix", "documents", "template", "tools", "functions", "stop", "bad_words"}
 )
+
+_BEFORE_VALUES: Final = "[{,"
+_STRING: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 _JSON_NAMES: Final = {
     "array": "an array",
@@ -65,6 +70,8 @@ def decode(
     """
     if len(body) > max_containers:  # a shorter one cannot hold as many
         _check_num_containers(body, max_containers)
+    if len(body) > MAX_FIELDS:
+        _check_num_fields(body)
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -103,6 +110,24 @@ def _check_num_containers(body: bytes, limit: int) -> None:
     num_containers = body.count(b"[") + body.count(b"{")
     if num_containers > limit:
         raise InvalidRequest(f"The body has {num_containers} arrays and objects; the limit is {limit}.")
+
+
+def _check_num_fields(body: bytes) -> None:
+    """Counts colons in texts, too: no text that is taken has so many."""
+    num_fields = body.count(b":")
+    if num_fields > MAX_FIELDS:
+        raise InvalidRequest(
+            f"The body has {num_fields} fields of objects, or colons; the limit is {MAX_FIELDS}."
+        )
+
+
+def num_values(texts: Iterable[str], enough: int) -> int:
+    """At least how many values JSON in strings has; exact only above `enough`. Decodes nothing."""
+    texts = list(texts)
+    num_marks = sum(text.count(mark) for text in texts for mark in _BEFORE_VALUES)
+    if num_marks <= enough:
+        return num_marks
+    return sum(_STRING.sub("", text).count(mark) for text in texts for mark in _BEFORE_VALUES)
 
 
 def check_depth(value: object, max_depth: int, param: str) -> None:

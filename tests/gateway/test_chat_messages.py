@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 import warnings
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from gateway.openai_schema import parse_chat
 from pipeline.content_format import ContentFormat
 from pipeline.conversation import conversation
+from pipeline.errors import InvalidRequest
 from tests.components import need
 from tests.gateway.bodies import TOOL, chat
 
@@ -133,3 +135,21 @@ def test_tools_are_what_vllm_makes_of_them(vllm: SimpleNamespace) -> None:
     assert str(list(parse_chat(chat(**body)).tools or ())) == str(
         [tool.model_dump() for tool in request.tools]
     )
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [call('{"a": [' + "[]," * 70_000 + "[]]}")],
+        [call('{"a": [' + "1," * 70_000 + '"]"]}')] * 2,
+        [call('["\\"",' + "{}," * 70_000 + "{")],  # no JSON after all, once it is decoded that far
+    ],
+)
+def test_arguments_with_too_many_values_are_refused_before_they_are_decoded(calls: list[Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"arguments of tool calls have 1\d{5} values"):
+        ours([{"role": "assistant", "tool_calls": calls}], STRINGS)
+
+
+def test_arguments_with_a_long_text_of_many_commas_are_taken() -> None:
+    text = json.dumps({"csv": '1,2,"x",[]\n' * 40_000})
+    assert ours([{"role": "assistant", "tool_calls": [call(text)]}], STRINGS)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.json_body import decode
+from gateway.json_body import MAX_FIELDS, decode
 from pipeline.errors import InvalidRequest
 
 ANYTHING: Any = msgspec.json.Decoder()
@@ -55,3 +55,11 @@ def test_what_else_is_wrong_is_still_refused(body: str) -> None:
 def test_lone_surrogates_are_refused_unless_told_otherwise() -> None:
     with pytest.raises(InvalidRequest, match="half a surrogate pair"):
         decode(ANYTHING, rb'"\ud800"')
+
+
+def test_body_with_too_many_fields_is_refused_before_it_is_decoded() -> None:
+    fields = [b"{"] + [b'"":1,'] * MAX_FIELDS  # equal keys: if it was decoded, that would be the error
+    with pytest.raises(InvalidRequest, match=f"The body has {MAX_FIELDS + 1} fields of objects, or colons"):
+        decode(ANYTHING, b"".join([*fields, b'"":1}']))
+    with pytest.raises(InvalidRequest, match="appears twice"):
+        decode(ANYTHING, b"".join([*fields[:-1], b'"":1}']))
