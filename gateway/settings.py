@@ -18,6 +18,7 @@ from gateway.prompt_settings import WarmPrompt
 from gateway.settings_field import ALL, BOTH, EDGE, GATEWAY, About
 from gateway.settings_tokens import Tokens
 from gateway.settings_worker import Engine, Scripted
+from pipeline.context_policy import ContextPolicy
 from pipeline.prompt_templates import PromptTemplate
 
 ENV_PREFIX: Final = "HEADRACE_"
@@ -265,7 +266,7 @@ class Prompts:
         int, About("characters that wait to be tokenized; more is 503", "characters", at_least=1)
     ] = 16_000_000
     context_policy: Annotated[
-        Literal["error", "drop_oldest", "middle_out"],
+        ContextPolicy,
         About("what happens to a chat that is too long; a request can say otherwise"),
     ] = "error"
 
