@@ -19,7 +19,7 @@ first, then conversations that are kept but not in use, the longest unused one f
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pipeline.encoding import BYTES_PER_ID
@@ -136,6 +136,15 @@ class BufferPool:
     def can_acquire(self, num_tokens: int) -> bool:
         """Whether a prompt of so many tokens would get a buffer now. Gives up what must go for it anyway."""
         return self._make_room(self._capacity(num_tokens * BYTES_PER_ID))
+
+    def check_fit_together(self, prompts: Sequence[bytes]) -> None:
+        """Raises `InvalidRequest` for prompts that do not fit even into an empty pool, all at once."""
+        num_bytes = sum(self._capacity(len(ids)) for ids in prompts)
+        if num_bytes > self.max_bytes:
+            raise InvalidRequest(
+                f"The request's {len(prompts)} prompts take buffers of {num_bytes} bytes; all token buffers "
+                f"together may take {self.max_bytes} bytes."
+            )
 
     def acquire(self, num_bytes: int) -> TokenBuffer | None:
         """An empty buffer for at least so many bytes, to be passed to `lend` or `keep` at once.

@@ -138,8 +138,10 @@ class Tokenizing:
     def whole_in_buffers(self, prompts: Sequence[bytes]) -> Steps[list[memoryview]]:
         """Ids that nothing else shares, each prompt's in a buffer. Needs `Wait`.
 
-        All or none: two requests that each kept a part of what both need would wait for each other.
+        All or none: two requests that each kept a part of what both need would wait for each other. Raises
+        `InvalidRequest` for more than all buffers can hold.
         """
+        self._store.pool.check_fit_together(prompts)
         while True:
             views: list[memoryview] = []
             for ids in prompts:

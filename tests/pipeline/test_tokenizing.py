@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.encoding import MAX_INLINE_CHARACTERS, pack_ids
+from pipeline.errors import InvalidRequest
 from pipeline.model_text import ModelText
 from pipeline.needs import Encode, Steps, Wait, served
 from pipeline.rendering import Rendered
@@ -130,6 +131,12 @@ def test_prompts_of_one_request_get_all_buffers_or_none(text: ModelText) -> None
     with pytest.raises(StopIteration) as ended:
         next(steps)
     assert list(map(bytes, ended.value.value)) == [pack_ids([2]), pack_ids([3])]
+
+
+def test_prompts_that_never_fit_together_are_refused_and_do_not_wait(text: ModelText) -> None:
+    made = Made(text, buffer_bytes=2 * 4096)
+    with pytest.raises(InvalidRequest, match=r"3 prompts take buffers of 12288 bytes.* 8192 bytes"):
+        next(made.tokenizing.whole_in_buffers([pack_ids([2])] * 3))
 
 
 def test_prompt_of_entries_waits_for_a_buffer(text: ModelText) -> None:
