@@ -85,12 +85,13 @@ class _Job:
 class _Lane:
     """The texts of one encoder and kind: those that wait, and all that are in flight."""
 
-    __slots__ = ("add_special_tokens", "encoder", "fingerprint", "jobs", "waiting")
+    __slots__ = ("add_special_tokens", "encoder", "fingerprint", "jobs", "key", "waiting")
 
     def __init__(self, need: Encode) -> None:
         self.encoder: TextEncoder = need.encoder  # held, so that its id stays its own
         self.add_special_tokens = need.add_special_tokens
-        self.fingerprint = need.fingerprint if need.add_special_tokens is None else ""
+        self.key = _lane_key(need)
+        _, _, self.fingerprint = self.key
         self.jobs: dict[str, _Job] = {}
         self.waiting: OrderedDict[str, _Job] = OrderedDict()
 
@@ -194,7 +195,7 @@ class Encoders:
                 f"{self.num_queue_chars} characters wait to be encoded, and this request has {num_chars}; "
                 f"the limit is {self._max_queue_chars}."
             )
-        self._lanes[_lane_key(need)] = lane
+        self._lanes[lane.key] = lane
         self.num_queue_chars += num_chars
         for text in new:
             lane.jobs[text] = lane.waiting[text] = _Job(text)
@@ -281,12 +282,12 @@ class Encoders:
             self._near.offer(fingerprint, list(found.items()))
 
     def _drop_empty(self, lane: _Lane) -> None:
-        key = (id(lane.encoder), lane.add_special_tokens, lane.fingerprint)
-        if not lane.jobs and self._lanes.get(key) is lane:
-            del self._lanes[key]
+        if not lane.jobs and self._lanes.get(lane.key) is lane:
+            del self._lanes[lane.key]
 
 
 def _lane_key(need: Encode) -> _LaneKey:
+    """Only segments have a second level, so only theirs has a fingerprint."""
     is_segments = need.add_special_tokens is None
     return id(need.encoder), need.add_special_tokens, need.fingerprint if is_segments else ""
 
