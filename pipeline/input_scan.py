@@ -26,8 +26,6 @@ from pipeline.leaves import Request, replaced, untrusted
 from pipeline.seen_texts import SeenTexts
 from pipeline.values import ChatRequest, CompletionRequest, Json
 
-__all__ = ["SeenTexts", "scan_ids", "scan_request"]
-
 _KNOWN_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Other fields refer to these, and templates compare them: scanned, never rewritten.
 _NAMES: Final = frozenset({"role", "type", "id", "tool_call_id", "name"})

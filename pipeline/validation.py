@@ -14,8 +14,6 @@ from pipeline.errors import InvalidRequest
 from pipeline.leaves import Request, find, leaves, mapped, replaced, untrusted
 from pipeline.values import ChatRequest, CompletionRequest, Json
 
-__all__ = ["Checked", "ControlPolicy", "InputLimits", "Validator"]
-
 _MAX_PATH_CHARS: Final = 200
 
 

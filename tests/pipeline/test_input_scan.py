@@ -16,8 +16,9 @@ from filters.rules import load_rules
 from filters.scan import SLICE_CHARS, scan
 from pipeline import input_scan
 from pipeline.errors import ContentBlocked
-from pipeline.input_scan import SeenTexts, scan_ids
+from pipeline.input_scan import scan_ids
 from pipeline.leaves import leaves, untrusted
+from pipeline.seen_texts import SeenTexts
 from pipeline.values import ChatRequest, CompletionRequest
 from tests.pipeline.requests import chat, completion
 

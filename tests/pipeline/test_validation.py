@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.control_characters import ControlCharacters
+from pipeline.control_characters import ControlCharacters, ControlPolicy
 from pipeline.errors import InvalidRequest
 from pipeline.leaves import leaves, untrusted
-from pipeline.validation import ControlPolicy, InputLimits, Validator
+from pipeline.validation import InputLimits, Validator
 from tests.pipeline.requests import chat, completion
 
 UNENCODABLE = ["\x00", "\ud800", "\udfff"]
