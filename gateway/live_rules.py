@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from filters.rules import RuleError, RuleSet
 from gateway.metrics import Metrics
-from gateway.rule_files import parse_all_rules, read_text
+from gateway.rule_files import parse_all_rules, read_regular
 from gateway.rules_version import (
     RuleOptions,
     RulesVersion,
@@ -200,7 +200,7 @@ class LiveRules:
             return compile_rules(rules, self._options, self.current.number + 1)
 
     def _read(self) -> RuleSet:
-        return parse_all_rules([(path, read_text(path)) for path in self._paths], self._action)
+        return parse_all_rules([(path, read_regular(path)) for path in self._paths], self._action)
 
     def _signature(self) -> Signature:
         return tuple(map(_stat, self._paths))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from filters.rules import RuleError, RuleSet, load_rules
+
+MAX_BYTES: Final = 64 << 20  # millions of keywords
 
 
 def read_text(path: str) -> str:
@@ -14,6 +19,22 @@ def read_text(path: str) -> str:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RuleError(path, 1, f"not UTF-8 at byte {error.start}") from error
+
+
+def read_regular(path: str) -> str:
+    """`read_text` of what is a file and not too large: a pipe would keep its reader for ever.
+
+    Raises `OSError` for anything else, too.
+    """
+    try:
+        info = Path(path).expanduser().stat()
+    except OSError:
+        return read_text(path)  # which says what is wrong
+    if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
+        raise OSError(errno.EINVAL, "Not a regular file", path)
+    if info.st_size > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"File of {info.st_size} bytes; the limit is {MAX_BYTES}", path)
+    return read_text(path)
 
 
 def read_rules(path: Path, action: str) -> RuleSet:

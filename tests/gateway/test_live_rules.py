@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from filters.scan import scan
 from gateway import live_rules
 from gateway.live_rules import LiveRules
 from gateway.metrics import Metrics
+from gateway.rule_files import MAX_BYTES
 from gateway.rules_version import RuleOptions, RulesVersion
 from pipeline.input_scan import scan_request
 from tests.pipeline.requests import completion
@@ -109,7 +110,7 @@ async def test_changed_file_is_taken_and_old_version_still_works(file: Path) -> 
 async def test_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = live(file)
     reads: list[str] = []
-    monkeypatch.setattr(live_rules, "read_text", lambda path: reads.append(path) or "badword\n")
+    monkeypatch.setattr(live_rules, "read_regular", lambda path: reads.append(path) or "badword\n")
     for _ in range(3):
         await rules.look()
     assert reads == []
@@ -153,6 +154,41 @@ async def test_broken_file_leaves_the_old_rules_on_and_says_why_once(
     assert rules.current.number == 2
 
 
+def to_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def to_endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def to_huge(path: Path) -> None:
+    with path.open("wb") as out:
+        out.truncate(MAX_BYTES + 1)
+
+
+def to_link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [to_pipe, to_endless, to_huge, Path.mkdir, to_link_to_itself])
+async def test_what_is_no_file_leaves_the_old_rules_on_and_the_next_file_is_taken(
+    file: Path, make: Callable[[Path], None]
+) -> None:
+    rules = live(file)
+    damage(file, None)
+    make(file)
+    await settle(rules)
+    assert isinstance(rules.last_error, OSError)
+    assert rules.current.number == 1
+    if make is Path.mkdir:
+        os.rmdir(file)
+    write(file, "other")
+    await settle(rules)
+    assert (rules.last_error, rules.current.number) == (None, 2)
+
+
 async def test_fault_of_ours_leaves_the_old_rules_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = live(file)
 
@@ -193,7 +229,7 @@ async def test_file_that_changes_while_it_is_read_is_not_taken(
         write(file, text + "more\n")
         return text
 
-    monkeypatch.setattr(live_rules, "read_text", slowly)
+    monkeypatch.setattr(live_rules, "read_regular", slowly)
     write(file, "worse\n")
     for _ in range(3):
         await rules.look()
@@ -266,7 +302,7 @@ async def test_request_to_reload_a_file_that_is_being_written_is_kept(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_rules, "RETRY_S", 0.01)
-    read_text, num_reads = live_rules.read_text, 0
+    read_text, num_reads = live_rules.read_regular, 0
 
     def at_first_slowly(path: str) -> str:
         nonlocal num_reads
@@ -277,7 +313,7 @@ async def test_request_to_reload_a_file_that_is_being_written_is_kept(
         return text
 
     rules = live(file, reload_s=0)
-    monkeypatch.setattr(live_rules, "read_text", at_first_slowly)
+    monkeypatch.setattr(live_rules, "read_regular", at_first_slowly)
     async with rules.watching():
         write(file, "worse\n")
         rules.request_reload()
