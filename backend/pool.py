@@ -98,29 +98,34 @@ class WorkerPool:
         self._with_room(model, 0)
 
     def submit(self, call: EngineCall, sink: Sink) -> Handle:
-        clients = _not_silent(self._with_room(call.model, call.prompt.num_tokens))
+        clients = _not_silent(self._with_room(call.model, call.prompt.num_tokens, call.fingerprint))
         loads = [Load(client.key, client.slots.outstanding_tokens) for client in clients]
         return clients[choose(call.prompt.affinity, loads)].submit(call, sink)
 
-    def _with_room(self, model: str, num_tokens: int) -> list[LinkClient]:
-        """Connections to ready workers of a model that can take such a prompt; there is at least one."""
+    def _with_room(self, model: str, num_tokens: int, fingerprint: str = "") -> list[LinkClient]:
+        """Connections to ready workers of a model that can take such a prompt; there is at least one.
+
+        `fingerprint`: of this very model. A name may have become another one's since the ids were made.
+        """
         num_ready, clients = 0, []
         for worker in self._workers:
-            client = worker.serving(model)
+            client = worker.serving(model, fingerprint)
             if client is not None:
                 num_ready += 1
                 if worker.has_room(client.slots, num_tokens):
                     clients.append(client)
         if not num_ready:
-            raise self._nobody(model)
+            raise self._nobody(model, fingerprint)
         if not clients:
             raise QueueFull(
                 f"The queue of every worker of {model!r} is full ({num_ready} ready). Try again later."
             )
         return clients
 
-    def _nobody(self, model: str) -> UnknownModel | NoWorker:
+    def _nobody(self, model: str, fingerprint: str = "") -> UnknownModel | NoWorker:
         """A name that nobody serves is unknown only when every worker has said what it serves."""
+        if fingerprint and self._context_lengths(model):
+            return NoWorker("The model was exchanged meanwhile: another model has its name now. Try again.")
         known = self._catalog.names()
         if model not in known and all(worker.welcome is not None for worker in self._workers):
             return UnknownModel(model, known)

@@ -143,12 +143,13 @@ class RemoteWorker:
         finally:
             self._advance("close", "the gateway has closed it")
 
-    def serving(self, model: str) -> LinkClient | None:
-        """The open connection, if this worker is ready and serves the model."""
+    def serving(self, model: str, fingerprint: str = "") -> LinkClient | None:
+        """The open connection, if this worker is ready and serves the model: with this fingerprint, if any."""
         client, welcome = self.client, self.welcome
         if self.state is not READY or welcome is None or client is None or not client.is_open:
             return None
-        return client if model in welcome.model_names else None
+        is_same = not fingerprint or fingerprint == welcome.fingerprint
+        return client if is_same and model in welcome.model_names else None
 
     def submit_background(self, call: EngineCall, sink: Sink) -> Handle:
         """Give this very worker a call that does not count as load, for routing or for the queue bounds.

@@ -86,6 +86,7 @@ def _choices(
             max_tokens=max_tokens,
             priority=generation.priority,
             cache_salt=generation.cache_salt,
+            fingerprint=model.fingerprint,
         )
         for index in range(generation.n)
     ]

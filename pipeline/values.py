@@ -118,6 +118,7 @@ class EngineCall:
     max_tokens: int
     priority: int = 0
     cache_salt: str | None = None
+    fingerprint: str = ""  # of the model that the ids are for (`ModelInfo`); empty: whichever has the name
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import subprocess
 from array import array
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,28 @@ async def test_killed_worker_fails_its_streams_and_is_linked_again_when_it_is_ba
         assert (await ask(pool, [1])).ended.result() == "length"
         (status,) = pool.statuses()
         assert (status.name, status.num_connects) == ("second", 2)
+
+
+async def test_ids_of_a_model_that_was_exchanged_go_to_no_worker_of_the_new_one(tmp_path: Path) -> None:
+    fingerprints: list[str] = []
+
+    async def note(info: ModelInfo, files: Mapping[str, bytes]) -> None:
+        fingerprints.append(info.fingerprint)
+
+    async with AsyncExitStack() as stack:
+        async with scripted(tmp_path, tokenizer=make_tokenizer(tmp_path / "old")) as server:
+            pool = await stack.enter_async_context(pooled(tmp_path, server.address, on_model=note))
+            await all_ready(pool)
+        await until(lambda: states(pool) == ["connecting"])
+        other = make_tokenizer(tmp_path / "new", num_words=400)
+        await stack.enter_async_context(scripted(tmp_path, tokenizer=other))
+        await all_ready(pool)
+        old, new = fingerprints
+        with pytest.raises(NoWorker, match="another model has its name now"):
+            pool.submit(replace(make_call([1]), fingerprint=old), RecordingSink())
+        sink = RecordingSink()
+        pool.submit(replace(make_call([1]), fingerprint=new), sink)
+        assert await asyncio.wait_for(sink.ended, 20) == "length"
 
 
 async def test_sink_that_submits_again_when_its_worker_is_lost_gets_another(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ DEFAULTS = GenerationDefaults()
 
 
 def model(**fields: Any) -> ModelInfo:
-    settings = {"name": "m", "max_model_len": 100, "block_size": 4, "default_sampling": {}, "fingerprint": ""}
+    settings = {"name": "m", "max_model_len": 100, "block_size": 4, "default_sampling": {}, "fingerprint": "f"}
     return ModelInfo(**{**settings, **fields})
 
 
@@ -116,6 +116,7 @@ def test_choices_are_calls_with_their_own_seeds() -> None:
     assert [made.sampling["seed"] for made in calls] == [7, 8, 9] * 2
     assert [made.prompt.num_tokens for made in calls] == [3, 3, 3, 4, 4, 4]
     assert {(made.model, made.priority, made.cache_salt) for made in calls} == {("m", 2, "s")}
+    assert {made.fingerprint for made in calls} == {"f"}
     assert calls[0].prompt is calls[2].prompt
     assert bytes(calls[3].prompt.ids) == pack_ids(range(4))
 
