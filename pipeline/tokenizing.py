@@ -85,8 +85,11 @@ class Tokenizing:
         return Tokens(found)
 
     def learn(self, rendered: Rendered) -> Steps[None]:
-        """Remember the segments. Needs `Encode`, for short texts too: nobody waits for them."""
-        new = [piece for piece in dict.fromkeys(_pieces(rendered)) if self._known.get(piece) is None]
+        """Remember the segments. Needs `Encode`, for short texts too: nobody waits for them.
+
+        No hit or miss is counted, for no prompt asks.
+        """
+        new = [piece for piece in dict.fromkeys(_pieces(rendered)) if piece not in self._known.entries]
         if new:
             found = yield Encode(self._encoder, tuple(new), None, self._text.fingerprint)
             for piece, ids in zip(new, found, strict=True):

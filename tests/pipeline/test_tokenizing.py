@@ -105,6 +105,8 @@ def test_pinned_segments_stay_pinned_also_when_they_were_known(text: ModelText) 
 def test_learned_segments_are_known_afterwards(text: ModelText) -> None:
     made = Made(text)
     served(made.tokenizing.learn(Rendered("", [SHORT, LONG])))
+    served(made.tokenizing.learn(Rendered("", [SHORT])))
+    assert (made.cache.hits, made.cache.misses, made.cache.tokens_saved) == (0, 0, 0)
     assert first_need(made.tokenizing.tokens(Rendered("", [SHORT, LONG]))) is None
     assert first_need(made.tokenizing.learn(Rendered("", [SHORT, LONG]))) is None
 
