@@ -144,7 +144,7 @@ class RemoteWorker:
             self._advance("close", "the gateway has closed it")
 
     def serving(self, model: str, fingerprint: str = "") -> LinkClient | None:
-        """The open connection, if this worker is ready and serves the model: with this fingerprint, if any."""
+        """The open connection, if this worker is ready and serves the model, of this fingerprint if given."""
         client, welcome = self.client, self.welcome
         if self.state is not READY or welcome is None or client is None or not client.is_open:
             return None

@@ -67,7 +67,15 @@ class Models:
         model = Model(info, text, Inbound(text, info, self._options, self._store))
         _tell(model)
         await self._keep_static(model)
+        before = self._models.get(info.name)
         self._models[info.name] = model
+        if before is not None:
+            self._forget(before.text.fingerprint)
+
+    def _forget(self, fingerprint: str) -> None:
+        """The segments of a model that nobody serves any more, also those that are kept for good."""
+        if all(model.text.fingerprint != fingerprint for model in self._models.values()):
+            self._store.cache.forget(fingerprint)
 
     async def _keep_static(self, model: Model) -> None:
         """Tokenize what prompt templates have in common with every request that uses them."""

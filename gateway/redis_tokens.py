@@ -128,9 +128,15 @@ class RedisTokens:
         keys = [segment_key(fingerprint, segment) for segment in segments]
         try:
             values = await self._redis.mget([PREFIX + key for key in keys])
+            return self._found(segments, keys, values)
         except Exception as error:  # whatever it is, the text can be encoded
             self._failed(error)
             return {}
+
+    def _found(
+        self, segments: Sequence[str], keys: Sequence[bytes], values: Sequence[Any]
+    ) -> dict[str, bytes]:
+        """What is right of an answer. Raises anything for one that is none to this question."""
         found = {}
         for segment, key, value in zip(segments, keys, values, strict=True):
             if value is not None:
@@ -169,9 +175,9 @@ class RedisTokens:
             log.warning("Redis for token ids: %s; texts are encoded instead", what)
 
 
-def _checked(key: bytes, value: bytes | str) -> bytes | None:
+def _checked(key: bytes, value: object) -> bytes | None:
     """The ids in a value, if they are this key's."""
-    if isinstance(value, str):  # an option in the URL has asked for it
+    if not isinstance(value, bytes):  # text, if an option in the URL has asked for it
         return None
     ids, digest = value[:-DIGEST_BYTES], value[-DIGEST_BYTES:]
     return ids if ids and len(ids) % BYTES_PER_ID == 0 and ids_digest(key, ids) == digest else None

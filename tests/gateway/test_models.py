@@ -116,6 +116,21 @@ async def test_static_parts_of_prompt_templates_are_known_before_any_request(enc
     assert after["hits"] - before["hits"] == 3, "the ends of both messages, and the answer's beginning"
 
 
+async def test_segments_of_a_model_that_was_replaced_are_forgotten_once_nobody_serves_it(
+    encoders: Encoders,
+) -> None:
+    models = models_of(encoders, SHOP)
+    other = replace(INFO, name="other")
+    await models.load(INFO, model_files())
+    await models.load(other, model_files())
+    cache, changed = models._store.cache, model_files(added_tokens_decoder={})
+    num_entries = cache.num_entries
+    await models.load(replace(INFO, fingerprint="g"), changed)
+    assert cache.num_entries == 2 * num_entries
+    await models.load(replace(other, fingerprint="g"), changed)
+    assert cache.num_entries == num_entries > 0
+
+
 async def test_template_that_does_not_suit_a_model_is_told_and_harms_nothing(
     encoders: Encoders, caplog: pytest.LogCaptureFixture
 ) -> None:

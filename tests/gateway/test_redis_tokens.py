@@ -147,6 +147,26 @@ async def test_lookup_that_is_cancelled_mixes_up_nothing(server: Valkey, connect
         assert found == {segment_of(number + 1): ids_of(number + 1)}
 
 
+@pytest.mark.parametrize(
+    "answer", [b"*1\r\n$3\r\nabc\r\n", b":5\r\n", b"$-1\r\n", b"*2\r\n:1\r\n*1\r\n+a\r\n", b"?", b""]
+)
+async def test_answer_that_is_none_fails_no_request(tmp_path: Path, connect: Open, answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if b"MGET" in data:
+                writer.write(answer)
+                writer.close()
+            else:
+                writer.write(b"+OK\r\n" * max(1, data.count(b"CLIENT")))
+
+    path = tmp_path / "odd.sock"
+    server = await asyncio.start_unix_server(serve, path)
+    tokens = connect(f"unix://{path}?protocol=2")
+    assert await tokens.get("model", [segment_of(1), segment_of(2)]) == {}
+    assert tokens.num_errors + tokens.num_broken > 0
+    server.close()
+
+
 async def test_dead_server_is_asked_once_a_second_and_comes_back(server: Valkey, connect: Open) -> None:
     clock = Clock()
     tokens = connect(server.url, clock=clock)
