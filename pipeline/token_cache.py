@@ -91,6 +91,10 @@ class ModelTokens:
             entry.uses += 1
         return entry
 
+    def knows(self, segment: str) -> bool:
+        """Whether `get` would find it. Does not count as a use."""
+        return segment in self.entries
+
     def put(self, segment: str, ids: bytes, pinned: bool = False) -> Entry:
         """Keep packed ids; the entry that is already there wins.
 

@@ -55,6 +55,8 @@ def new_texts(made: Service, *messages: dict[str, str]) -> tuple[str, ...]:
 async def test_answer_of_a_chat_that_goes_on_is_known_to_the_next_turn(stream: bool) -> None:
     async with service() as made:
         await answered(made, {"messages": HISTORY, "stream": stream}, LONG[:50], LONG[50:])
+        counts = made.store.cache.stats()
+        assert (counts["hits"], counts["misses"]) == (0, 9), "learning is no use of what is known"
         answer = {"role": "assistant", "content": LONG}
         assert new_texts(made, *HISTORY, answer, {"role": "user", "content": "d"}) == ()
         changed = answer | {"content": LONG + "!"}
