@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from array import array
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from gateway.needs import NeedServer
 from gateway.prompt_settings import WarmPrompt, warm_requests
+from pipeline.encoding import BYTES_PER_ID
 from pipeline.errors import HeadraceError, NoWorker, UnknownModel
 from pipeline.inbound import Inbound, InboundOptions
 from pipeline.model_text import ModelText
@@ -95,13 +95,10 @@ class Models:
         """
         inbound = self.get(name).inbound
         first, second = [
-            array("i", (await self._needs.serve(inbound.tokens_of(request, time.time()))).ids)
+            (await self._needs.serve(inbound.tokens_of(request, time.time()))).ids
             for request in warm_requests(warm, self._options.templates, name)
         ]
-        length = next(
-            (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first)
-        )
-        return first[:length].tobytes()
+        return _common_beginning(first, second)
 
     def get(self, name: str) -> Model:
         """Raises `UnknownModel`, or `NoWorker` while no worker has connected yet."""
@@ -120,6 +117,18 @@ class Models:
         inbound = Inbound(model.text, info, self._options, self._store)
         self._models[info.name] = Model(info, model.text, inbound)
         return self._models[info.name]
+
+
+def _common_beginning(first: bytes, second: bytes) -> bytes:
+    """The packed ids that both begin with, found by halving: 100,000 ids take microseconds."""
+    shared, limit = 0, min(len(first), len(second)) // BYTES_PER_ID
+    while shared < limit:
+        middle = (shared + limit + 1) // 2
+        if first[: middle * BYTES_PER_ID] == second[: middle * BYTES_PER_ID]:
+            shared = middle
+        else:
+            limit = middle - 1
+    return first[: shared * BYTES_PER_ID]
 
 
 def _tell(model: Model) -> None:

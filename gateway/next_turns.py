@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 
+from backend.fault_log import log_fault
 from gateway.encoders import Encoders
 from gateway.models import Model
 from gateway.needs import NeedServer
@@ -63,6 +64,8 @@ class NextTurns:
             await self._needs.serve(model.inbound.learn(request, answer, time.time(), rules))
         except HeadraceError as error:  # the template does not take such a chat, or a rule blocks it
             logger.debug("an answer was not tokenized: %s", type(error).__name__)
+        except Exception as error:  # nobody waits for this task
+            log_fault(error, "none")
 
     async def stop(self) -> None:
         """Nothing is under way any more."""

@@ -206,7 +206,12 @@ class Text:
         float, About("time between two looks at the rule files for changes; 0 never looks", "s", at_least=0)
     ] = 2.0
     max_seen_text_bytes: Annotated[
-        int, About("memory for texts that were scanned and need it no more; 0 is none", "bytes", at_least=0)
+        int,
+        About(
+            "memory for texts that were scanned, so that they are not scanned again; 0 is none",
+            "bytes",
+            at_least=0,
+        ),
     ] = 64 << 20
     control_characters: Annotated[
         Literal["reject", "strip", "keep"],
@@ -238,7 +243,9 @@ class Prompts:
     warm_before_ready: Annotated[
         bool, About("/ready waits until the first workers have tried every warm prompt")
     ] = False
-    warm_ready_limit_s: Annotated[float, About("longest that /ready waits for that", "s", above=0)] = 60.0
+    warm_ready_limit_s: Annotated[
+        float, About("longest that /ready waits for warm prompts", "s", above=0)
+    ] = 60.0
     rewarm_interval_s: Annotated[
         float,
         About("least time between two warm-ups of a prompt on a worker that has evicted it", "s", above=0),

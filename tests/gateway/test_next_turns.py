@@ -125,6 +125,22 @@ async def test_template_that_takes_no_such_chat_harms_nothing() -> None:
         assert await answered(made, {"prompt": "a"}, "b", path=RAW)
 
 
+async def test_fault_in_learning_is_logged_without_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with service() as made:
+        model = made.models.get(MODEL)
+
+        def broken(*_: Any) -> Any:
+            raise RuntimeError("secret text")
+
+        monkeypatch.setattr(model.inbound, "learn", broken)
+        made.next_turns.learn(model, ChatRequest(MODEL, HISTORY, Generation({}), Delivery()), LONG)
+        await asyncio.gather(*made.next_turns._tasks)
+        assert "unexpected RuntimeError" in caplog.text
+        assert "secret" not in caplog.text
+
+
 async def test_stop_leaves_nothing_under_way() -> None:
     async with service() as made:
         model = made.models.get(MODEL)
