@@ -21,6 +21,7 @@ from pipeline.assembly import GenerationDefaults, assemble
 from pipeline.context_policy import Room, fit, room_for
 from pipeline.control_characters import ControlPolicy
 from pipeline.conversation import PART_SEPARATOR, with_arguments_read
+from pipeline.detokenizer import open_detokenizer
 from pipeline.encoding import BYTES_PER_ID, pack_ids
 from pipeline.errors import ContextTooLong, InvalidRequest
 from pipeline.input_scan import scan_ids, scan_request
@@ -41,6 +42,8 @@ _MAX_CUT_TOKENS: Final = 8  # that the cut itself may have made
 
 # What stands around an answer in its place: a template may treat the first and the last turn differently.
 _OTHER_TURN: Final = {"role": "user", "content": "x"}
+
+_DECODED_IDS: Final = 2048  # at once, in 1 to 9 ms
 
 Done = Callable[[str], None]
 
@@ -175,11 +178,20 @@ class Inbound:
                 if not isinstance(prompt, str):
                     path = prompt_path(request, index)
                     self._check_range(prompt, path)
-                    text = self._text.tokenizer.decode(list(prompt), skip_special_tokens=False)
+                    text = yield from self._decoded(prompt)
                     hits += yield from _pausing(scan_ids(text, rules.patterns, path, rules.seen))
         scan = scan_request(request, rules.patterns, self._part_separator, rules.seen)
         request, more_hits = yield from _pausing(scan)
         return request, hits + more_hits
+
+    def _decoded(self, ids: Sequence[int]) -> Steps[str]:
+        """What `Tokenizer.decode` gives, which takes 0.4 s for a million ids, and holds the GIL."""
+        detokenizer = open_detokenizer(self._text.vocabulary, skip_special_tokens=False)
+        texts = []
+        for start in range(0, len(ids), _DECODED_IDS):
+            texts.append(detokenizer.feed(list(ids[start : start + _DECODED_IDS])))
+            yield Pause()
+        return "".join([*texts, detokenizer.flush()])
 
     # -- chats ---------------------------------------------------------------------------------------------
 

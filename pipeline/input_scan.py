@@ -12,6 +12,7 @@ rewritten the same every turn. A scan pauses between slices, for the caller to l
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Generator, Iterable, Mapping
 from itertools import accumulate
 from typing import Final
@@ -167,6 +168,12 @@ def _decoded(arguments: str) -> Json:
     return decoded if isinstance(decoded, dict | list) else None
 
 
+def _is_between(borders: list[int], start: int, end: int) -> bool:
+    """Whether one of the borders, which are in order, is behind `start` and before `end`."""
+    index = bisect_right(borders, start)
+    return index < len(borders) and borders[index] < end
+
+
 class _Rewriter:
     """Walks over one request as `_texts_of` does, with what was found in its texts."""
 
@@ -230,7 +237,7 @@ class _Rewriter:
         num_hits, joined = len(self.hits), "".join(texts)
         rewritten = self._note(joined)
         borders = list(accumulate(map(len, texts)))[:-1]
-        crossing = [hit for hit in self.hits[num_hits:] if any(hit.start < at < hit.end for at in borders)]
+        crossing = [hit for hit in self.hits[num_hits:] if _is_between(borders, hit.start, hit.end)]
         self.hits[num_hits:] = crossing  # the others are known already
         if not crossing or rewritten == joined:
             return None

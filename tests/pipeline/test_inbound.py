@@ -15,7 +15,7 @@ from pipeline.encoding import MAX_INLINE_CHARACTERS, pack_ids
 from pipeline.errors import ContentBlocked, ContextTooLong, InvalidRequest
 from pipeline.inbound import Inbound, InboundOptions, InputRules, Ready
 from pipeline.model_text import ModelText
-from pipeline.needs import Encode, Need, Steps, Wait, served
+from pipeline.needs import Encode, Need, Pause, Steps, Wait, served
 from pipeline.token_buffer import BufferPool
 from pipeline.token_cache import TokenCache
 from pipeline.tokenizing import TokenStore
@@ -262,6 +262,22 @@ def test_rules_see_the_text_of_prompts_that_are_ids(action: str) -> None:
         with pytest.raises(ContentBlocked) as blocked:
             finish(inbound, completion(clean, ids), rules=rules)
         assert (blocked.value.rule_id, blocked.value.param) == ("r", "prompt[1]")
+
+
+def test_long_prompts_of_ids_are_read_in_steps_without_missing_what_stands_over_their_borders() -> None:
+    text = ModelText.from_files(model_files())
+    rules = rules_of("- {id: r, match: 黄片, action: flag}", "rules.yaml")
+    filler = text.tokenizer.encode("a", add_special_tokens=False).ids
+    ids = text.tokenizer.encode("黄片", add_special_tokens=False).ids
+    assert len(filler) == 1 < len(ids)
+    for num_before in range(2048 - len(ids), 2049):
+        prompt = filler * num_before + ids + filler * 5000
+        steps = inbound_of(text).prepare(completion(prompt, filler), 0.0, rules)
+        needs = []
+        while not isinstance(found := first_need(steps), Ready):
+            needs.append(found)
+        assert [(hit.start, hit.end) for hit in found.hits] == [(num_before, num_before + 2)]
+        assert sum(isinstance(need, Pause) for need in needs) >= 4 + 1, "of both prompts"
 
 
 def test_control_strings_of_raw_prompts_mean_what_they_spell_unless_told_otherwise(text: ModelText) -> None:
