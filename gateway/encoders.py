@@ -2,6 +2,7 @@
 
 * Texts that come in one turn of the loop, or while every thread is busy, are encoded together: one call per
   encoder and kind, for `tokenizers` spreads a batch over the cores and lets go of the GIL.
+* Texts that are too long for a batch leave one thread to the others, which would wait for seconds.
 * A text that is being encoded for one request is awaited by others, not encoded again.
 * A request that is cancelled takes nothing from others, and a text that cannot be encoded fails only those
   who wait for it. What nobody waits for any more is not started.
@@ -85,13 +86,13 @@ class _Job:
 class _Lane:
     """The texts of one encoder and kind: those that wait, and all that are in flight."""
 
-    __slots__ = ("add_special_tokens", "encoder", "fingerprint", "jobs", "key", "waiting")
+    __slots__ = ("add_special_tokens", "encoder", "fingerprint", "is_long", "jobs", "key", "waiting")
 
     def __init__(self, need: Encode) -> None:
         self.encoder: TextEncoder = need.encoder  # held, so that its id stays its own
         self.add_special_tokens = need.add_special_tokens
         self.key = _lane_key(need)
-        _, _, self.fingerprint = self.key
+        _, _, self.fingerprint, self.is_long = self.key
         self.jobs: dict[str, _Job] = {}
         self.waiting: OrderedDict[str, _Job] = OrderedDict()
 
@@ -116,7 +117,7 @@ class _Lane:
             return [self.run((text,))[0] for text in texts]
 
 
-_LaneKey = tuple[int, bool | None, str]
+_LaneKey = tuple[int, bool | None, str, bool]
 
 
 class Encoders:
@@ -130,6 +131,7 @@ class Encoders:
         num_threads: int | None = None,
     ) -> None:
         self._num_free = num_threads or max(2, os.cpu_count() or 1)
+        self._num_free_for_long = max(1, self._num_free - 1)
         self.executor = ThreadPoolExecutor(self._num_free, thread_name_prefix="encode")
         self._max_queue_chars = max_queue_chars
         self._near = near
@@ -229,14 +231,16 @@ class Encoders:
         """Give every free thread a batch, lane by lane in turn."""
         self._is_starting = False
         while self._num_free:
-            key = next((key for key, lane in self._lanes.items() if lane.waiting), None)
-            if key is None:
+            may_long = self._num_free_for_long > 0
+            lanes = self._lanes.values()
+            lane = next((each for each in lanes if each.waiting and (may_long or not each.is_long)), None)
+            if lane is None:
                 return
-            lane = self._lanes[key]
-            self._lanes.move_to_end(key)
+            self._lanes.move_to_end(lane.key)
             batch = lane.take_batch()
             self.num_queue_chars -= sum(len(job.text) for job in batch)
             self._num_free -= 1
+            self._num_free_for_long -= lane.is_long
             task = asyncio.create_task(self._run(lane, batch), name="encode")
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
@@ -254,6 +258,7 @@ class Encoders:
             self._keep(lane.fingerprint, found, new)
         finally:
             self._num_free += 1
+            self._num_free_for_long += lane.is_long
             self._drop_empty(lane)
             self._start_soon()
 
@@ -289,7 +294,8 @@ class Encoders:
 def _lane_key(need: Encode) -> _LaneKey:
     """Only segments have a second level, so only theirs has a fingerprint."""
     is_segments = need.add_special_tokens is None
-    return id(need.encoder), need.add_special_tokens, need.fingerprint if is_segments else ""
+    is_long = any(len(text) > MAX_BATCH_CHARS for text in need.texts)
+    return id(need.encoder), need.add_special_tokens, need.fingerprint if is_segments else "", is_long
 
 
 def _settle(lane: _Lane, batch: Sequence[_Job], results: Mapping[str, bytes | Exception]) -> None:

@@ -130,6 +130,20 @@ async def test_long_text_does_not_hold_short_ones_in_its_batch(encoders: Make) -
     assert encoder.batches == [("a", long), ("b", "c")]
 
 
+async def test_long_texts_leave_a_thread_to_short_ones(encoders: Make) -> None:
+    longs, shorts, pool = Recording(), Recording(), encoders(num_threads=3)
+    longs.may_go.clear()
+    texts = [f"{index}".ljust(MAX_BATCH_CHARS + 1) for index in range(6)]
+    waiting = start(*(pool.encode(need(longs, text, "with it")) for text in texts))
+    for _ in range(2):
+        await begun(longs)
+    for text in ("a", "b"):
+        assert await asyncio.wait_for(pool.encode(need(shorts, text)), 20) == [ids_of(text)]
+    assert len(longs.batches) == 2
+    longs.may_go.set()
+    assert [ids for ids, _ in await asyncio.gather(*waiting)] == [ids_of(text) for text in texts]
+
+
 async def test_text_in_flight_is_awaited_not_encoded_again(encoders: Make) -> None:
     encoder, pool = Recording(), encoders()
     encoder.may_go.clear()
