@@ -231,9 +231,8 @@ class Encoders:
         """Give every free thread a batch, lane by lane in turn."""
         self._is_starting = False
         while self._num_free:
-            may_long = self._num_free_for_long > 0
-            lanes = self._lanes.values()
-            lane = next((each for each in lanes if each.waiting and (may_long or not each.is_long)), None)
+            waiting = (lane for lane in self._lanes.values() if lane.waiting)
+            lane = next((lane for lane in waiting if not lane.is_long or self._num_free_for_long), None)
             if lane is None:
                 return
             self._lanes.move_to_end(lane.key)
@@ -293,9 +292,9 @@ class Encoders:
 
 def _lane_key(need: Encode) -> _LaneKey:
     """Only segments have a second level, so only theirs has a fingerprint."""
-    is_segments = need.add_special_tokens is None
+    fingerprint = need.fingerprint if need.add_special_tokens is None else ""
     is_long = any(len(text) > MAX_BATCH_CHARS for text in need.texts)
-    return id(need.encoder), need.add_special_tokens, need.fingerprint if is_segments else "", is_long
+    return id(need.encoder), need.add_special_tokens, fingerprint, is_long
 
 
 def _settle(lane: _Lane, batch: Sequence[_Job], results: Mapping[str, bytes | Exception]) -> None:
