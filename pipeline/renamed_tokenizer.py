@@ -16,7 +16,9 @@ from tokenizers import Tokenizer
 
 from pipeline.controls import ControlStrings
 
-# Private characters of Unicode's last plane, one for each control token.
+# Private characters of Unicode's last plane, one for each control token; more than the last 2,046 of them only
+# where a tokenizer has more.
+_FIRST_PRIVATE: Final = 0x100000
 _FIRST_NAME: Final = 0x10F800
 _LAST_NAME: Final = 0x10FFFD
 
@@ -25,10 +27,11 @@ class RenamedTokenizer:
     """Made of a model's tokenizer in 0.1 to 3 s. Safe to call from several threads at once."""
 
     def __init__(self, tokenizer: Tokenizer, controls: ControlStrings) -> None:
-        if len(controls) > _LAST_NAME - _FIRST_NAME + 1:
+        first = min(_FIRST_NAME, _LAST_NAME + 1 - len(controls))
+        if first < _FIRST_PRIVATE:
             raise ValueError(f"the tokenizer has {len(controls)} control tokens; too many to be renamed")
-        self.names = {text: chr(_FIRST_NAME + index) for index, text in enumerate(controls.ids)}
-        self._name = re.compile(f"[{chr(_FIRST_NAME)}-{chr(_LAST_NAME)}]")
+        self.names = {text: chr(first + index) for index, text in enumerate(controls.ids)}
+        self._name = re.compile(f"[{chr(first)}-{chr(_LAST_NAME)}]")
         self._controls = controls
         config: dict[str, Any] = json.loads(tokenizer.to_str())
         real = {}

@@ -58,7 +58,17 @@ def test_text_that_spells_the_names_is_text_too(controls: ControlStrings) -> Non
     assert tokenizer.decode(ids, skip_special_tokens=False).startswith(START + "a")
 
 
+def test_tokenizer_with_thousands_of_control_tokens_is_renamed_too() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZERS["byte level"].to_str())
+    tokenizer.add_special_tokens([f"<|reserved_{number}|>" for number in range(3000)])
+    controls = control_strings(tokenizer, [])
+    heads = list(controls.ids)
+    ids = RenamedTokenizer(tokenizer, controls).ids("", [(head, f"a{head}") for head in heads])
+    assert [each for each in ids if each in controls.id_set] == [controls.ids[head] for head in heads]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "".join(f"{head}a{head}" for head in heads)
+
+
 def test_more_control_tokens_than_names_are_refused() -> None:
-    many = ControlStrings({f"<{number}>": number for number in range(3000)})
-    with pytest.raises(ValueError, match="3000 control tokens"):
+    many = ControlStrings({f"<{number}>": number for number in range(70_000)})
+    with pytest.raises(ValueError, match="70000 control tokens"):
         RenamedTokenizer(TOKENIZERS["byte level"], many)
