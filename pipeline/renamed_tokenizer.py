@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from pipeline.controls import ControlStrings
 
-# Private characters of Unicode's last plane, one for each control token; more than the last 2,046 of them only
-# where a tokenizer has more.
+# Private characters of Unicode's last plane, one for each control token. More than the last 2,046 of them are
+# used only where a tokenizer has more.
 _FIRST_PRIVATE: Final = 0x100000
 _FIRST_NAME: Final = 0x10F800
 _LAST_NAME: Final = 0x10FFFD
