@@ -21,7 +21,7 @@ from pipeline.controls import ControlStrings
 from pipeline.conversation import conversation
 from pipeline.errors import InvalidRequest
 from pipeline.leaves import leaves, mapped, replaced, untrusted
-from pipeline.template_marks import COMPOSE, Marker, literals
+from pipeline.template_marks import COMPOSE, KNOWN_ROLES, Marker, literals
 from pipeline.template_sandbox import new_environment, parse, raise_exception, strftime
 from pipeline.values import ChatRequest
 
@@ -134,6 +134,7 @@ class ChatTemplate:
             name: mapped(value, lambda text: self._disguised(text, guard))
             for name, value in untrusted(request).items()
         }
+        fields["messages"] = [self._with_broken_role(message, guard) for message in fields["messages"]]
         text = self.plain(replaced(request, fields), now_s)
         opening, *segments = [piece.replace(guard, "") for piece in self.controls.split(text)]
         if not self.spells_control(request):
@@ -162,6 +163,12 @@ class ChatTemplate:
         elif text.startswith(self.controls.ends):
             text = guard + text
         return text
+
+    def _with_broken_role(self, message: dict[str, Any], guard: str) -> dict[str, Any]:
+        """Templates put control strings together from roles: from those that they know, and no others."""
+        role = message["role"]
+        is_known = role in KNOWN_ROLES or f"'{role}'" in self.source or f'"{role}"' in self.source
+        return message if is_known else {**message, "role": guard + role}
 
     def _marked_by(self, mark: str) -> _Marked:
         if mark not in self._marked:

@@ -16,7 +16,13 @@ DEFAULTS = GenerationDefaults()
 
 
 def model(**fields: Any) -> ModelInfo:
-    settings = {"name": "m", "max_model_len": 100, "block_size": 4, "default_sampling": {}, "fingerprint": "f"}
+    settings = {
+        "name": "m",
+        "max_model_len": 100,
+        "block_size": 4,
+        "default_sampling": {},
+        "fingerprint": "f",
+    }
     return ModelInfo(**{**settings, **fields})
 
 

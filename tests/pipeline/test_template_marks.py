@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.controls import ControlStrings
 from pipeline.rendering import ChatTemplate, Rendered
+from pipeline.template_probe import examine
 from pipeline.values import ChatRequest
 from tests.pipeline import chat_templates, small_tokenizers
 from tests.pipeline.requests import chat
@@ -112,6 +113,25 @@ def test_halves_are_broken_although_a_template_trims_them() -> None:
     assert render(source, chat(messages=parts)).segments == ["<think>a<|im_end|>b"]
     template = ChatTemplate(source, NAMES, CONTROLS)
     assert template.render_disguised(chat(messages=parts), 0.0).segments == ["<think>a<|im_end|>b"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ '<|%s|>' % m.role }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ ['<|', m.role, '|>', m.content] | join }}{% endfor %}",
+        "{% macro r(a) %}<|{{ a }}|>{% endmacro %}{% for m in messages %}{{ r(m.role) }}{{ m.content }}"
+        "{% endfor %}{{ 'x' if messages[0].role == 'poet' }}",
+    ],
+)
+def test_roles_make_control_strings_only_if_the_template_means_them(source: str) -> None:
+    template = ChatTemplate(source, NAMES, CONTROLS)
+    examine(template)
+    assert not template.follows_marks
+    roles = ("user", "im_end", "poet", "im_start|>a<|im_end")
+    rendered = template.render(chat(messages=[{"role": role, "content": "x"} for role in roles]), 0.0)
+    assert rendered.segments[0].startswith("<|user|>x<|im_end|>x<|poet|>x<|im_start|>a<|im_end|>x")
+    assert len(rendered.segments) == 1
 
 
 def test_marks_in_user_text_are_no_marks() -> None:
