@@ -127,7 +127,8 @@ def num_values(texts: Iterable[str], enough: int) -> int:
     num_marks = sum(text.count(mark) for text in texts for mark in _BEFORE_VALUES)
     if num_marks <= enough:
         return num_marks
-    return sum(_STRING.sub("", text).count(mark) for text in texts for mark in _BEFORE_VALUES)
+    without_strings = (_STRING.sub("", text) for text in texts)
+    return sum(rest.count(mark) for rest in without_strings for mark in _BEFORE_VALUES)
 
 
 def check_depth(value: object, max_depth: int, param: str) -> None:
