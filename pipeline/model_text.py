@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
+from tokenizers import __version__ as tokenizers_version
 
 from pipeline.controls import control_strings
 from pipeline.encoding import Encoder
@@ -153,9 +154,13 @@ def _template_sources(files: Mapping[str, bytes], config: Mapping[str, Any]) -> 
 
 
 def _fingerprint(tokenizer: bytes, config: Mapping[str, Any], controls: Mapping[str, int]) -> str:
-    """Equal ids for equal segments: tokenizer, tokens added to it, control strings."""
+    """Equal ids for equal segments: tokenizer, tokens added to it, control strings, and who encodes.
+
+    Others with the same fingerprint may run another version of `tokenizers`.
+    """
     digest = blake2b(tokenizer, digest_size=16)
-    digest.update(json.dumps([config.get("added_tokens_decoder"), sorted(controls.items())]).encode())
+    others = [config.get("added_tokens_decoder"), sorted(controls.items()), tokenizers_version]
+    digest.update(json.dumps(others).encode())
     return digest.hexdigest()
 
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from pipeline import model_text
 from pipeline.model_text import ModelText
-from tests.pipeline import small_tokenizers
+from tests.pipeline import chat_templates, small_tokenizers
 from tests.pipeline.model_files import model_files
 from tests.pipeline.requests import chat
 
@@ -112,3 +113,13 @@ def test_added_tokens_that_only_the_configuration_has_are_added() -> None:
 def test_broken_file_is_named(files: dict[str, bytes], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelText.from_files(files)
+
+
+def test_fingerprint_is_of_all_that_decides_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ModelText.from_files(model_files()).fingerprint
+    assert ModelText.from_files(model_files()).fingerprint == before
+    assert ModelText.from_files(model_files(added_tokens_decoder={})).fingerprint != before
+    with_think = model_files(chat_template=chat_templates.CHATML + "<think>")
+    assert ModelText.from_files(with_think).fingerprint != before
+    monkeypatch.setattr(model_text, "tokenizers_version", "0.0.0")
+    assert ModelText.from_files(model_files()).fingerprint != before
