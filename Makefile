@@ -4,6 +4,8 @@
 PYTHON ?= $(or $(HEADRACE_PYTHON),python3)
 VENV := .venv/bin
 ARGS ?=
+# Two test processes; empty for one, as a debugger wants it: make test PARALLEL= ARGS="tests/filters --pdb".
+PARALLEL ?= -n 2 --dist loadgroup
 BENCHES ?= $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
@@ -21,7 +23,7 @@ serve:  ## a gateway and an engine with the embedded model, on http://127.0.0.1:
 	@exec $(VENV)/python -m gateway serve $(ARGS)
 
 test: setup  ## all tests but the long ones, under 8 minutes
-	@$(VENV)/python -m pytest $(ARGS)
+	@$(VENV)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-long: setup  ## the soaks and the full counts
 	@$(VENV)/python -m pytest -m long $(ARGS)

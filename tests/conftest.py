@@ -27,8 +27,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the soaks and the full counts")
 
 
+# Fixtures that a session has once, or that take both cores: their tests run in one process, one by one.
+_ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway", "embedded_model"})
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --long or a -m that speaks of it, `long` tests are deselected."""
+    """Without --long or a -m that speaks of it, `long` tests are deselected.
+
+    Side by side (`-n 2 --dist loadgroup`) a module stays in one process, and so does all that has an engine.
+    """
+    for item in items:
+        is_engines = item.get_closest_marker("engine") or _ENGINE_FIXTURES & set(item.fixturenames)
+        item.add_marker(pytest.mark.xdist_group("engine" if is_engines else item.path.stem))
     if config.getoption("--long") or "long" in config.getoption("-m"):
         return
     long = [item for item in items if item.get_closest_marker("long")]

@@ -103,11 +103,18 @@ def headrace(*args: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A TCP port of the loopback address that nobody listens on now.
+
+    Test processes that run side by side take turns in the numbers: none gets what another one is about to use.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port // 2 % num_workers == int(worker):  # the kernel gives out even or odd ones only
+            return port
 
 
 def answers(port: int, path: str) -> int:
