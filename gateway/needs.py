@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.encoders import Encoders
 from pipeline.errors import QueueFull
-from pipeline.needs import Encode, Pause, Result, Steps, Wait
+from pipeline.needs import Compute, Encode, Pause, Result, Steps, Wait
 from pipeline.token_buffer import BufferPool
 
 _POLL_S: Final = 0.01  # between two looks for a free buffer: none is waited for unless the pool is exhausted
@@ -46,9 +46,7 @@ class NeedServer:
                     answer = None
                     await asyncio.sleep(0)
                 else:
-                    work: Awaitable[Any] = (
-                        self._encoded(need) if isinstance(need, Encode) else self._wait(need, waits)
-                    )
+                    work = self._served(need, waits)
                     answer = await (work if unless_gone is None else unless_gone(work))
         except StopIteration as done:
             result: Result = done.value
@@ -56,8 +54,12 @@ class NeedServer:
         finally:
             steps.close()
 
-    async def _encoded(self, need: Encode) -> list[bytes]:
-        return await self._encoders.encode(need)
+    async def _served(self, need: Encode | Compute | Wait, waits: _Waits) -> Any:
+        if isinstance(need, Encode):
+            return await self._encoders.encode(need)
+        if isinstance(need, Compute):
+            return await asyncio.get_running_loop().run_in_executor(self._encoders.executor, need.run)
+        return await self._wait(need, waits)
 
     async def _wait(self, need: Wait, waits: _Waits) -> None:
         """Until a buffer seems free, and at least for a moment: it was not, just now."""

@@ -1,7 +1,7 @@
 """Hops 3 to 6 without I/O: fill a template, validate, scan, render, tokenize, assemble.
 
     steps = inbound.prepare(request, now_s)     a generator: yields needs, is sent their answers
-    Pause | Encode | Wait                       `pipeline/needs.py`
+    Pause | Encode | Compute | Wait             `pipeline/needs.py`
     Ready                                       its return value
 
 One `Inbound` per model, shared by all requests: what a request needs later is in its generator. No clock:
@@ -27,7 +27,7 @@ from pipeline.errors import ContextTooLong, InvalidRequest
 from pipeline.input_scan import scan_ids, scan_request
 from pipeline.leaves import prompt_path
 from pipeline.model_text import ModelText
-from pipeline.needs import Pause, Result, Steps
+from pipeline.needs import Compute, Pause, Result, Steps
 from pipeline.prompt_templates import PromptTemplate, expanded
 from pipeline.rendering import ChatTemplate, Rendered
 from pipeline.seen_texts import SeenTexts
@@ -39,6 +39,9 @@ from pipeline.values import ChatRequest, CompletionRequest, Dropped, EngineCall,
 # English and code have 3 to 5 characters a token, Chinese 1 to 2.
 _MAX_CHARACTERS_PER_TOKEN: Final = 16
 _MAX_CUT_TOKENS: Final = 8  # that the cut itself may have made
+
+# Messages, tool calls and tools of a chat that is rendered at once: 5 to 10 us each.
+_MAX_QUICK_PARTS: Final = 500
 
 # What stands around an answer in its place: a template may treat the first and the last turn differently.
 _OTHER_TURN: Final = {"role": "user", "content": "x"}
@@ -227,8 +230,8 @@ class Inbound:
         return (yield from self._tokens(chat, request)).num_tokens
 
     def _tokens(self, chat: _Chat, request: ChatRequest, done: Done = lambda stage: None) -> Steps[Tokens]:
-        template, now_s = chat.template, chat.now_s
-        rendered = template.render(request, now_s, chat.text)
+        render = partial(chat.template.render, request, chat.now_s, chat.text)
+        rendered: Rendered = (yield Compute(render)) if _is_long(request) else render()
         done("render")
         if chat.room is not None:
             yield from self._refuse_hopeless(rendered, chat.room)
@@ -285,6 +288,12 @@ class Inbound:
             raise InvalidRequest(
                 f"{path} holds the token id {wrong}; this model's ids go from 0 to {num_ids - 1}.", path
             )
+
+
+def _is_long(request: ChatRequest) -> bool:
+    """Whether rendering may hold the event loop for more than a few milliseconds."""
+    num_calls = sum(len(message["tool_calls"]) for message in request.messages if "tool_calls" in message)
+    return len(request.messages) + num_calls + len(request.tools or ()) > _MAX_QUICK_PARTS
 
 
 def _pausing(scan: Generator[None, None, Result]) -> Steps[Result]:

@@ -6,7 +6,7 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -46,13 +46,20 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
+class Compute:
+    """Call a function that takes long, in another thread. The answer: what it returns. It may raise."""
+
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Every token buffer is in use: go on when one for so many tokens may be free. The answer is ignored."""
 
     num_tokens: int
 
 
-Need = Pause | Encode | Wait
+Need = Pause | Encode | Compute | Wait
 Result = TypeVar("Result")
 Steps = Generator[Need, Any, Result]
 
@@ -68,4 +75,4 @@ def served(steps: Steps[Result]) -> Result:
             return result
         if isinstance(need, Wait):
             raise RuntimeError(f"no token buffer is free for {need.num_tokens} tokens")
-        answer = need.run() if isinstance(need, Encode) else None
+        answer = need.run() if isinstance(need, Encode | Compute) else None

@@ -105,7 +105,7 @@ def headrace(*args: str) -> list[str]:
 def free_port() -> int:
     """A TCP port of the loopback address that nobody listens on now.
 
-    Test processes that run side by side take turns in the numbers: none gets what another one is about to use.
+    Test processes that run side by side share the numbers out: none gets what another is about to use.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

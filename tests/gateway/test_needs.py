@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from gateway.encoders import Encoders
 from gateway.needs import NeedServer
 from pipeline.encoding import pack_ids
-from pipeline.errors import ClientGone, QueueFull
-from pipeline.needs import Encode, Pause, Steps, Wait
+from pipeline.errors import ClientGone, InvalidRequest, QueueFull
+from pipeline.needs import Compute, Encode, Pause, Steps, Wait
 from pipeline.token_buffer import BufferPool
 
 
@@ -41,6 +42,8 @@ async def test_steps_get_their_answers_and_others_run_in_between(encoders: Encod
         assert ran == ["other"]
         segments = yield Encode(Lengths(), ("ab", "c"), None)
         raw = yield Encode(Lengths(), ("ab",), True)
+        thread = yield Compute(threading.current_thread)
+        assert thread is not threading.current_thread()
         return [*segments, *raw]
 
     found = await NeedServer(encoders, BufferPool(1 << 20), 1.0).serve(steps())
@@ -53,6 +56,17 @@ async def test_what_the_steps_raise_is_raised(encoders: Encoders) -> None:
         raise ClientGone("x")
 
     with pytest.raises(ClientGone):
+        await NeedServer(encoders, BufferPool(1 << 20), 1.0).serve(steps())
+
+
+async def test_what_is_raised_elsewhere_is_raised(encoders: Encoders) -> None:
+    def fails() -> None:
+        raise InvalidRequest("no", "messages")
+
+    def steps() -> Steps[None]:
+        yield Compute(fails)
+
+    with pytest.raises(InvalidRequest):
         await NeedServer(encoders, BufferPool(1 << 20), 1.0).serve(steps())
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gateway.openai_schema import parse_chat
 from pipeline.inbound import Inbound, InboundOptions, Ready
 from pipeline.model_text import ModelText
-from pipeline.needs import Encode, Steps, served
+from pipeline.needs import Compute, Encode, Steps, served
 from pipeline.prompt_templates import PromptTemplate
 from pipeline.token_buffer import BufferPool
 from pipeline.token_cache import TokenCache
@@ -74,7 +74,7 @@ class Driver:
         except StopIteration as ended:
             found[index] = _ids(ended.value)
             return None
-        return need.run if isinstance(need, Encode) else lambda: None
+        return need.run if isinstance(need, Encode | Compute) else lambda: None
 
 
 def _ids(ready: Ready) -> list[int]:

@@ -15,7 +15,7 @@ from pipeline.encoding import MAX_INLINE_CHARACTERS, pack_ids
 from pipeline.errors import ContentBlocked, ContextTooLong, InvalidRequest
 from pipeline.inbound import Inbound, InboundOptions, InputRules, Ready
 from pipeline.model_text import ModelText
-from pipeline.needs import Encode, Need, Pause, Steps, Wait, served
+from pipeline.needs import Compute, Encode, Need, Pause, Steps, Wait, served
 from pipeline.token_buffer import BufferPool
 from pipeline.token_cache import TokenCache
 from pipeline.tokenizing import TokenStore
@@ -102,6 +102,20 @@ def test_needs_of_many_requests_may_be_served_in_any_order(text: ModelText) -> N
         with pytest.raises(StopIteration) as done:
             each.send(need.run())
         assert ids_of(done.value.value) == ids_of(finish(inbound_of(text), request))
+
+
+def test_chat_of_very_many_messages_is_rendered_elsewhere(text: ModelText) -> None:
+    inbound = inbound_of(text)
+    messages = [{"role": role, "content": "a"} for role in ("user", "assistant") for _ in range(300)]
+    need = first_need(inbound.prepare(chat(messages=messages), 0.0))
+    assert isinstance(need, Compute)
+    assert len(need.run().segments) == 2 * 600 + 3
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}] * 600
+    few = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    assert isinstance(first_need(inbound.prepare(chat(messages=few), 0.0)), Compute)
+    assert ids_of(finish(inbound, chat(messages=messages))) == ids_of(
+        finish(inbound_of(text), chat(messages=messages))
+    )
 
 
 def test_second_turn_encodes_only_what_is_new(text: ModelText) -> None:
