@@ -26,7 +26,7 @@ test: setup  ## all tests but the long ones, under 8 minutes
 	@$(VENV)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-long: setup  ## the soaks and the full counts
-	@$(VENV)/python -m pytest -m long $(ARGS)
+	@$(VENV)/python -m pytest -m long $(PARALLEL) $(ARGS)
 
 lint: setup  ## ruff and mypy
 	@$(VENV)/ruff check .
