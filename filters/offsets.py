@@ -34,6 +34,10 @@ class Offsets:
             self._anchor(folded, raw, 0)
         self._anchor(folded + num_folded, raw + 1, 1)
 
+    def skip(self, raw: int, num: int) -> None:
+        """The `num` raw characters from this offset on fold to nothing."""
+        self._anchor(self.folded_at(raw), raw + num, 1)
+
     def raw_of(self, folded: int) -> int:
         """The offset of the raw character that gave this folded one."""
         if len(self._from) == 1:
@@ -50,6 +54,18 @@ class Offsets:
         i = bisect_right(self._from, folded) - 1
         if i > 0:
             del self._from[:i], self._raw[:i], self._slope[:i]
+
+    def forget_between(self, first: int, last: int) -> None:
+        """Offsets between these two will not be asked for."""
+        if len(self._from) > 2:
+            i, j = bisect_right(self._from, first), bisect_right(self._from, last) - 1
+            if i < j:
+                del self._from[i:j], self._raw[i:j], self._slope[i:j]
+
+    @property
+    def num_anchors(self) -> int:
+        """How much is kept."""
+        return len(self._from)
 
     @property
     def is_straight(self) -> bool:

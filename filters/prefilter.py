@@ -39,7 +39,8 @@ class Prefilter:
         others = [pattern for pattern in patterns if not pattern.isascii()]
         sizes = [len(pattern) for pattern in patterns if pattern.isascii()]
         sizes += [_SHORTEST_PII] if detectors else []
-        self._ascii = _ascii_parts(min(sizes)) if sizes else None
+        self._shortest = min(sizes, default=0)
+        self._ascii = _ascii_parts(self._shortest) if sizes else None
         self._longest = max(map(len, others), default=0)
         by_two: dict[str, list[str]] = {}
         for pattern in others:
@@ -81,11 +82,12 @@ class Prefilter:
         if self._ascii is None:
             return True
         parts = []
-        for part in self._ascii.finditer(text, start):
+        too_far = end + max(end - start + 1, self._shortest)
+        for part in self._ascii.finditer(text, start, too_far):
             if part.start() >= end:
                 break
             parts.append(part[0])
-            if part.end() - end > end - start:
+            if part.end() >= too_far:
                 return False  # an ASCII text goes on and on; it is quick to fold
         if not parts:
             return True

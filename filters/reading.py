@@ -15,12 +15,14 @@ from filters.offsets import Offsets
 from filters.rule_folding import Folding
 
 _RUNS: Final = re.compile(r"(.)\1+", re.DOTALL)
+# Characters that fold to several cost memory. In a longer run only its ends do: it may be all of the text.
+_LONG_RUN: Final = 64
 
 
 class Reading:
-    """`window` is the folded text from `at` on, up to `end`."""
+    """`window` is the folded text from `at` on, up to `end`. So far text[:raw_end] was read."""
 
-    __slots__ = ("_folding", "_offsets", "at", "end", "window")
+    __slots__ = ("_folding", "_offsets", "at", "end", "is_last", "raw_end", "window")
 
     def __init__(self, folding: Folding) -> None:
         self._folding = folding
@@ -28,9 +30,13 @@ class Reading:
         self.window = ""
         self.at = 0
         self.end = 0
+        self.raw_end = 0
+        self.is_last = False  # there is no more to read
 
-    def read(self, piece: str, start: int) -> int:
-        """The next characters of the text; `start` is their raw offset. Returns how many were uneven."""
+    def read(self, piece: str, is_last: bool = False) -> int:
+        """The next characters of the text. Returns how many were uneven."""
+        start = self.raw_end
+        self.raw_end, self.is_last = start + len(piece), is_last
         folded, uneven = self._folding.read(piece)
         for offset, num_folded in uneven:
             self._offsets.add(start + offset, num_folded)
@@ -93,11 +99,18 @@ class RunReading(Reading):
     def _extend(self, folded: str) -> int:
         joined = self._last + folded
         base = self._num_chars - len(self._last)
+        parts = []
+        at = 0
         for run in _RUNS.finditer(joined):
-            for index in range(run.start() + 1, run.end()):
-                self._runs.add(base + index, 0)
+            start, end = run.span()
+            parts.append(joined[at : start + 1])
+            at = end
+            self._runs.skip(base + start + 1, end - start - 1)
+            if end - start > _LONG_RUN:
+                self._offsets.forget_between(base + start, base + end - 1)
+        parts.append(joined[at:])
         self._num_chars += len(folded)
-        collapsed = _RUNS.sub(r"\1", joined)
+        collapsed = "".join(parts)
         super()._extend(collapsed[len(self._last) :])
         self._last = joined[-1:]
         return len(joined) - len(collapsed)

@@ -1,7 +1,10 @@
 """The whole-text scan, for input: all hits on raw offsets, the verdict, and the rewritten text.
 
 The text is read piece by piece, so that a caller with an event loop can let others run in between: matching
-holds the GIL. Memory is bounded by the text and by `MAX_HITS`, whatever the text is.
+holds the GIL. Every folding reads at its own pace, and it is always the turn of the track that is furthest
+behind: a run of a million equal characters, which is one for a rule with `repeats`, keeps nothing waiting but
+that track. So the matches that wait to be decided are as few as a window holds, and time is linear in the
+text. Memory is bounded by the text and by `MAX_HITS`, whatever the text is.
 
 Microseconds for 1,000 characters, folding included: Chinese 13 with 200 rules (`prefilter.py`; 40 where it
 does not help), 60 with 5,000 and 90 with 50,000; English 10 to 35. A hit costs 2 to 3 more, a text at least
@@ -72,20 +75,15 @@ def scan_in_slices(
     """
     if slice_chars < 1:
         raise ValueError(f"slice_chars is {slice_chars}; it must be at least 1")
-    if not len(rules) or (yield from _is_seen_to_be_clean(text, rules, slice_chars)):
+    if not text or not len(rules) or (yield from _is_seen_to_be_clean(text, rules, slice_chars)):
         return ScanResult((), 0, None, text)
-    scanner = _Scanner(text, rules)
-    pause_at = slice_chars
-    for start, end in _pieces(text, slice_chars):
-        scanner.read(start, end)
-        while scanner.is_behind:
-            scanner.step()
-            if scanner.blocked_by is not None:
-                return scanner.result()
-            if scanner.is_behind or scanner.num_done > _BUSY or end >= pause_at or end == len(text):
-                scanner.num_done = 0
-                pause_at = end + slice_chars
-                yield
+    scanner = _Scanner(text, rules, min(slice_chars, PIECE_CHARS))
+    while scanner.step():
+        if scanner.must_pause or scanner.num_read >= slice_chars:
+            scanner.num_done = scanner.num_read = 0
+            yield
+    if scanner.blocked_by is None and scanner.num_read:
+        yield
     return scanner.result()
 
 
@@ -127,49 +125,58 @@ class _Scanner:
     every slice size.
     """
 
-    def __init__(self, text: str, rules: Patterns) -> None:
+    def __init__(self, text: str, rules: Patterns, piece_chars: int) -> None:
         self._text = text
+        self._piece_chars = piece_chars
         self._keywords = [
             KeywordTrack(patterns, reading_of(patterns.folding), number)
             for number, patterns in enumerate(rules.by_folding)
         ]
-        self._readings = [track.reading for track in self._keywords]
         self._tracks: list[Track] = [
             *self._keywords,
-            *_pii_tracks(rules, self._readings[0], len(self._keywords)),
+            *_pii_tracks(rules, self._keywords[0].reading, len(self._keywords)),
         ]
         self._has_phrases = any(patterns.has_phrases for patterns in rules.by_folding)
-        self._is_last = False
-        self._undecided: list[Found] = []  # in order
+        self._open: list[Found] = []  # a phrase may excuse them yet
+        self._undecided: list[Found] = []  # in order; they stand, but for a block that ends before them
         self._emitter: Emitter | None = None  # from the first span on that is to be rewritten
         self._pieces: list[str] = []
         self._hits: list[Hit] = []
         self._num_hits = 0
-        self.is_behind = False  # there is more to do before reading on
         self.num_done = 0  # matches and uneven characters since the last pause
+        self.num_read = 0  # characters since the last pause, under every folding
+        self.must_pause = False
         self.blocked_by: str | None = None
 
-    def read(self, start: int, end: int) -> None:
-        """The slice text[start:end]; slices follow each other."""
-        self._is_last = end == len(self._text)
-        piece = self._text[start:end]
-        for reading in self._readings:
-            self.num_done += reading.read(piece, start)
-        self.is_behind = True
+    def step(self) -> bool:
+        """Lets the track go on that is furthest behind, and decides; False once there is no more to do."""
+        track = min(self._tracks, key=_open_from) if len(self._tracks) > 1 else self._tracks[0]
+        if not track.is_behind:
+            if track.reading.is_last:
+                return False
+            self._read(track.reading)
+        found = track.find()
+        self.num_done += len(found)
+        self.must_pause = track.is_behind or self.num_done > _BUSY
+        if found or self._open or self._undecided:
+            self._settle(found)
+            self._decide()
+        if self.blocked_by is not None:
+            return False
+        if self._emitter is not None:
+            self._release(self._emitter)
+        return True
 
-    def step(self) -> None:
-        """Finds and decides in what was read, a bounded number of matches."""
-        for track in self._tracks:
-            found = track.find(self._is_last)
-            if found:
-                self._undecided += found
-                self.num_done += len(found)
-        self.is_behind = any(track.is_behind for track in self._tracks)
-        is_all = self._is_last and not self.is_behind
-        if self._undecided:
-            self._decide(is_all)
-        if self.blocked_by is None and not (is_all and self._emitter is None):
-            self._release(is_all)
+    def _read(self, reading: Reading) -> None:
+        """The next piece under one folding."""
+        tracks = [track for track in self._tracks if track.reading is reading]
+        reading.forget_before(min([track.keep_from for track in tracks]))
+        start = reading.raw_end
+        piece = self._text[start : start + self._piece_chars]
+        self.num_done += reading.read(piece, start + len(piece) == len(self._text))
+        self.num_read += len(piece)
+        for track in tracks:
+            track.is_behind = True
 
     def result(self) -> ScanResult:
         text: str | None = self._text if self._emitter is None else "".join(self._pieces)
@@ -177,29 +184,43 @@ class _Scanner:
             text = None
         return ScanResult(tuple(self._hits), self._num_hits, self.blocked_by, text)
 
-    def _decide(self, is_all: bool) -> None:
-        """Takes matches in order until one waits for a phrase, or for a track that is not so far yet."""
-        undecided = self._undecided
-        if len(self._tracks) > 1:
-            undecided.sort()
-        num_decided = len(undecided)
-        if not is_all:
-            num_decided = self._num_ready()
-        for found in undecided[:num_decided]:
-            if not self._has_phrases or not self._is_excused(found):
-                self._accept(found)
-                if self.blocked_by is not None:
-                    return
-        del undecided[:num_decided]
+    def _settle(self, found: list[Found]) -> None:
+        """Takes the matches that no phrase excuses any more. What they rewrite does not depend on order: if a
+        block turns up before them, there is no text.
+        """
+        if self._has_phrases:
+            open_from = min([track.open_from for track in self._keywords])
+            self._open += found
+            found = [each for each in self._open if each.raw_start < open_from and not self._is_excused(each)]
+            self._open = [each for each in self._open if each.raw_start >= open_from]
+            kept_from = min(
+                [track.found_to for track in self._tracks] + [each.raw_end for each in self._open]
+            )
+            for track in self._keywords:
+                track.forget_phrases_before(kept_from)
+        self._undecided += found
+        for each in found:
+            if each.rule.is_active and each.rule.action in REWRITES:
+                if self._emitter is None:
+                    self._emitter = Emitter()
+                self._emitter.add(each.raw_start, each.raw_end, each.rule, (each.track, each.number))
 
-    def _num_ready(self) -> int:
-        """How many of the undecided matches cannot be preceded or excused any more."""
-        found_to = min([track.reading.raw_of(track.done) for track in self._tracks])
-        open_from = min([track.reading.raw_of(track.settled) for track in self._keywords])
-        for index, found in enumerate(self._undecided):
-            if found.raw_end > found_to or (self._has_phrases and found.raw_start >= open_from):
-                return index
-        return len(self._undecided)
+    def _decide(self) -> None:
+        """Takes matches in order until one may be preceded by another that is not known yet, or open."""
+        undecided = self._undecided
+        num_decided = len(undecided)
+        if len(self._tracks) > 1 or self._has_phrases:
+            undecided.sort()
+        found_to = min([track.found_to for track in self._tracks])
+        first_open = min(self._open) if self._open else None
+        for index, found in enumerate(undecided):
+            if found.raw_end > found_to or (first_open is not None and found > first_open):
+                num_decided = index
+                break
+            self._accept(found)
+            if self.blocked_by is not None:
+                break
+        del undecided[:num_decided]
 
     def _is_excused(self, found: Found) -> bool:
         reading = self._tracks[found.track].reading
@@ -212,32 +233,18 @@ class _Scanner:
         self._num_hits += 1
         if len(self._hits) < MAX_HITS:
             self._hits.append(Hit(rule.id, rule.action, found.raw_start, found.raw_end, rule.shadow))
-        if not rule.is_active:
-            return
-        if rule.action in REWRITES:
-            if self._emitter is None:
-                self._emitter = Emitter()
-            self._emitter.add(found.raw_start, found.raw_end, rule)
-        else:
+        if rule.is_active and rule.action not in REWRITES:
             self.blocked_by = rule.id
 
-    def _release(self, is_all: bool) -> None:
-        """Rewrites what no later match can begin in, and forgets what was needed for it."""
-        if is_all:
-            border = len(self._text)
-        else:
-            borders = [track.reading.raw_of(track.settled) for track in self._tracks]
-            border = min([*borders, *[found.raw_start for found in self._undecided]])
-        emitter = self._emitter
-        if emitter is not None and border > emitter.released:
-            self._pieces.append(emitter.release(self._text[emitter.released : border], border))
-        for reading in self._readings:
-            reading.forget_before(min([t.keep_from for t in self._tracks if t.reading is reading]))
-        found_to = min([track.reading.raw_of(track.done) for track in self._tracks])
-        for track in self._keywords:
-            if track.phrases:
-                ends = [found.raw_end for found in self._undecided[:1]]
-                track.forget_phrases_before(min([found_to, *ends]))
+    def _release(self, emitter: Emitter) -> None:
+        """Rewrites what no later match can begin in."""
+        border = min([track.open_from for track in self._tracks])
+        if border > emitter.released:
+            self._pieces.append(emitter.release(self._text, border, 0))
+
+
+def _open_from(track: Track) -> int:
+    return track.open_from
 
 
 def _pii_tracks(rules: Patterns, reading: Reading, number: int) -> Iterator[PiiTrack]:

@@ -1,9 +1,9 @@
 """The one emitter: rewrites a text once, over the union of overlapping spans.
 
-Spans that overlap are one: its first span (leftmost, then longest, then redact before mask) says how all of
-it is rewritten. Adjacent spans do not overlap. That a span's fate is settled by what starts before it is what
-makes incremental output possible: text up to a border can leave as soon as every span that starts before the
-border is known.
+Spans that overlap are one: its first span (leftmost, then longest, then redact before mask, then by its rank)
+says how all of it is rewritten. Adjacent spans do not overlap. That a span's fate is settled by what starts
+before it is what makes incremental output possible: text up to a border can leave as soon as every span that
+starts before the border is known.
 
 Not here: finding spans, and deciding the border.
 """
@@ -11,6 +11,8 @@ Not here: finding spans, and deciding the border.
 from __future__ import annotations
 
 from filters.rules import Rule
+
+Span = tuple[int, int, Rule, tuple[int, ...]]
 
 
 class Emitter:
@@ -20,30 +22,31 @@ class Emitter:
 
     def __init__(self, released: int = 0) -> None:
         self.released = released
-        self._spans: list[tuple[int, int, Rule]] = []
+        self._spans: list[Span] = []
         self._end = 0  # of the union that is under way
         self._rule: Rule | None = None  # how that union is rewritten
 
-    def add(self, start: int, end: int, rule: Rule) -> None:
+    def add(self, start: int, end: int, rule: Rule, rank: tuple[int, ...] = ()) -> None:
         """text[start:end] is to be rewritten by a mask or redact rule. What was released already stays."""
-        self._spans.append((start, end, rule))
+        self._spans.append((start, end, rule, rank))
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to rewrite in what has not been released."""
         return not self._spans and self._end <= self.released
 
-    def release(self, text: str, border: int) -> str:
-        """The rewritten text from `released` to `border`. `text` begins at `released`."""
+    def release(self, text: str, border: int, base: int | None = None) -> str:
+        """The rewritten text from `released` to `border`. `text` begins at `base`, mostly at `released`."""
+        if base is None:
+            base = self.released
         if self.is_idle:
-            out = text[: border - self.released]
+            out = text[self.released - base : border - base]
             self.released = border
             return out
         self._spans.sort(key=_order)
-        base = self.released
         pieces: list[str] = []
         num_started = 0
-        for start, end, rule in self._spans:
+        for start, end, rule, _ in self._spans:
             if start >= border:
                 break
             num_started += 1
@@ -73,6 +76,6 @@ class Emitter:
             pieces.append(rule.replacement)
 
 
-def _order(span: tuple[int, int, Rule]) -> tuple[int, int, bool]:
-    start, end, rule = span
-    return start, -end, rule.action != "redact"
+def _order(span: Span) -> tuple[int, int, bool, tuple[int, ...]]:
+    start, end, rule, rank = span
+    return start, -end, rule.action != "redact", rank

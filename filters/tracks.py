@@ -4,13 +4,13 @@ detector of personal data.
 A track finds matches in the window of its `Reading`, each once, in order of their end, and says how far it
 has got. Folded offsets count from the start of the text.
 
-Not here: which matches stand, and in what order matches of several tracks are decided (`scan.py`).
+Not here: which matches stand, and which track goes on when (`scan.py`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from filters.patterns import FoldedPatterns, Pattern
@@ -44,79 +44,110 @@ class Phrase(NamedTuple):
 
 
 class Track(Protocol):
-    """`done`: every match that ends up to here was found. `settled`: every match that begins before here was.
-    `keep_from`: what the window must still have. `is_behind`: there may be more to find before reading on.
+    """`is_behind`: there may be more to find in what was read. `keep_from`: what the window must still have.
+
+    Raw offsets, as of the last `find`: every match that ends up to `found_to` was found, and every match that
+    begins before `open_from`. Both are the length of the text once all is found.
     """
 
     reading: Reading
-    done: int
     is_behind: bool
+    found_to: int
+    open_from: int
 
     @property
-    def settled(self) -> int: ...
-    @property
     def keep_from(self) -> int: ...
-    def find(self, is_last: bool) -> list[Found]: ...
+    def find(self) -> list[Found]: ...
 
 
 class KeywordTrack:
     """The keywords and phrases of one folding."""
 
-    __slots__ = ("_is_last", "_num_found", "_number", "_patterns", "done", "is_behind", "phrases", "reading")
+    __slots__ = (
+        "_base",
+        "_done",
+        "_limit",
+        "_matches",
+        "_num_found",
+        "_number",
+        "_patterns",
+        "found_to",
+        "is_behind",
+        "open_from",
+        "phrases",
+        "reading",
+    )
 
     def __init__(self, patterns: FoldedPatterns, reading: Reading, number: int) -> None:
         self._patterns = patterns
         self._number = number
         self._num_found = 0
-        self._is_last = False
+        self._matches: Iterator[tuple[int, int]] | None = None  # of a window that is not looked through yet
+        self._base = 0  # where that window began
+        self._limit = 0  # up to where matches in it are certain
+        self._done = 0  # every match that ends up to here was found
         self.reading = reading
-        self.done = 0
         self.is_behind = False
+        self.found_to = 0
+        self.open_from = 0
         self.phrases: list[Phrase] = []  # in order of their end
 
     @property
-    def settled(self) -> int:
-        if self._is_last and not self.is_behind:
-            return self.done
-        return max(0, self.done - self._patterns.longest + 1)
-
-    @property
     def keep_from(self) -> int:
-        return max(0, self.done - self._patterns.longest)
+        return max(0, self._done - self._patterns.longest)
 
-    def find(self, is_last: bool) -> list[Found]:
-        """New matches. A word at the end of the window waits for the character after it."""
-        reading, patterns = self.reading, self._patterns.patterns
-        at, done = reading.at, self.done
-        limit = reading.end if is_last else max(done, reading.end - 1)
-        self._is_last, self.is_behind = is_last, False
+    def find(self) -> list[Found]:
+        """New matches, a bounded number of them."""
+        if self._matches is None:
+            self._begin()
+        new = self._take()
+        self._num_found += len(new)
+        if self._matches is None:
+            self._done = self._limit
+        reading = self.reading
+        end = reading.end
+        self.is_behind = self._matches is not None or self._done + (not reading.is_last) < end
+        self.found_to = reading.raw_of(self._done)
+        if self._done == end and reading.is_last:
+            self.open_from = self.found_to
+        else:
+            self.open_from = reading.raw_of(max(0, self._done - self._patterns.longest + 1))
+        return new
+
+    def _begin(self) -> None:
+        """Begins to look through the window. A word at its end waits for the character after it."""
+        reading = self.reading
+        self._base = reading.at
+        self._limit = reading.end if reading.is_last else max(self._done, reading.end - 1)
+        self._matches = self._patterns.finder.find(reading.window)
+
+    def _take(self) -> list[Found]:
+        """The next matches in the window."""
+        assert self._matches is not None
+        reading, patterns, base = self.reading, self._patterns.patterns, self._base
+        done, limit = self._done, self._limit
         new: list[Found] = []
-        num_new, last_end = 0, 0
-        for window_end, index in self._patterns.finder.find(reading.window):
-            end = at + window_end
+        num_left = MAX_FOUND
+        for window_end, index in self._matches:
+            end = base + window_end
             if end <= done:
                 continue
             if end > limit:
                 break
-            if num_new >= MAX_FOUND and end > last_end:
-                limit, self.is_behind = last_end, True
-                break
-            num_new, last_end = num_new + 1, end
             pattern = patterns[index]
             start = end - len(pattern.text)
-            if pattern.repeats and not self._repeats_enough(start, pattern.repeats):
-                continue
-            raw_start, raw_end = reading.span(start, end)
-            if pattern.is_phrase:
-                self.phrases.append(Phrase(start, end, pattern, raw_start, raw_end))
-            elif pattern.rule is not None:
-                new.append(
-                    Found(
-                        raw_end, self._number, self._num_found + len(new), raw_start, start, end, pattern.rule
-                    )
-                )
-        self.done = limit
-        self._num_found += len(new)
+            if not pattern.repeats or self._repeats_enough(start, pattern.repeats):
+                raw_start, raw_end = reading.span(start, end)
+                if pattern.is_phrase:
+                    self.phrases.append(Phrase(start, end, pattern, raw_start, raw_end))
+                elif pattern.rule is not None:
+                    number = self._num_found + len(new)
+                    new.append(Found(raw_end, self._number, number, raw_start, start, end, pattern.rule))
+            num_left -= 1
+            if not num_left:
+                self._done = end - 1  # more may end here
+                return new
+        self._matches = None
         return new
 
     def excuses(self, found: Found, is_same_reading: bool) -> bool:
@@ -149,7 +180,17 @@ class KeywordTrack:
 class PiiTrack:
     """The matches of one detector, for each rule that asks for their class."""
 
-    __slots__ = ("_detect", "_num_found", "_number", "_rules_of", "done", "is_behind", "reading")
+    __slots__ = (
+        "_detect",
+        "_done",
+        "_num_found",
+        "_number",
+        "_rules_of",
+        "found_to",
+        "is_behind",
+        "open_from",
+        "reading",
+    )
 
     def __init__(self, detect: Detector, rules: Iterable[Rule], reading: Reading, number: int) -> None:
         self._detect = detect
@@ -158,24 +199,24 @@ class PiiTrack:
             self._rules_of.setdefault(rule.pii, []).append(rule)
         self._number = number
         self._num_found = 0
+        self._done = 0
         self.reading = reading
-        self.done = 0
         self.is_behind = False
-
-    @property
-    def settled(self) -> int:
-        return self.done
+        self.found_to = 0
+        self.open_from = 0
 
     @property
     def keep_from(self) -> int:
-        return max(0, self.done - LOOK_BACK)
+        return max(0, self._done - LOOK_BACK)
 
-    def find(self, is_last: bool) -> list[Found]:
+    def find(self) -> list[Found]:
+        """New matches, a bounded number of them."""
         reading = self.reading
-        at = reading.at
-        matches, decided = self._detect(reading.window, self.done - at, is_last)
-        self.done = at + decided
+        at, is_last = reading.at, reading.is_last
+        matches, decided = self._detect(reading.window, self._done - at, is_last)
+        self._done = at + decided
         self.is_behind = decided + (0 if is_last else LOOK_AHEAD) < len(reading.window)
+        self.found_to = self.open_from = reading.raw_of(self._done)
         new: list[Found] = []
         for start, end, kind in matches:
             raw_start, raw_end = reading.span(at + start, at + end)

@@ -52,3 +52,35 @@ def test_add_of_a_long_run_of_skipped_characters_stays_one_anchor() -> None:
         offsets.add(raw, 0)
     assert offsets.raw_of(0) == 10_000
     assert offsets.is_straight
+
+
+def test_skip_equals_adding_each_of_the_skipped_characters() -> None:
+    for before in ((), (1,), (4,)):
+        one_by_one, at_once = Offsets(), Offsets()
+        for raw in before:
+            one_by_one.add(raw, 2)
+            at_once.add(raw, 2)
+        for raw in range(5, 9):
+            one_by_one.add(raw, 0)
+        at_once.skip(5, 4)
+        assert [at_once.raw_of(folded) for folded in range(9)] == [
+            one_by_one.raw_of(folded) for folded in range(9)
+        ]
+        assert at_once.folded_at(9) == one_by_one.folded_at(9)
+
+
+def test_forget_between_changes_nothing_outside() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        lengths = rng.choices([0, 1, 2, 5], k=rng.randint(1, 20))
+        origin = [raw for raw, length in enumerate(lengths) for _ in range(length)]
+        offsets = Offsets()
+        for raw, length in enumerate(lengths):
+            if length != 1:
+                offsets.add(raw, length)
+        first = rng.randint(0, len(origin))
+        last = rng.randint(first, len(origin))
+        offsets.forget_between(first, last)
+        for folded in [*range(min(first + 1, len(origin))), *range(last, len(origin))]:
+            assert offsets.raw_of(folded) == origin[folded]
+        assert offsets.folded_at(len(lengths)) == len(origin)

@@ -109,7 +109,7 @@ def arriving(detect: Detector, text: str, cuts: list[int]) -> Iterator[Match]:
             assert all(start >= decided - base for start, _, _ in matches)
             yield from ((start + base, end + base, kind) for start, end, kind in matches)
             decided = base + at
-            if at + LOOK_AHEAD >= cut - base or decided >= cut:
+            if decided >= cut or (cut < len(text) and at + LOOK_AHEAD >= cut - base):
                 break
 
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from filters import pii, spans, tracks
 from filters.hit import Hit
 from filters.patterns import Patterns
 from filters.rules import Rule, RuleSet
 from filters.scan import MAX_HITS, SLICE_CHARS, ScanResult, scan, scan_in_slices
+from filters.spans import Span
 from filters.stream import CompiledRules
+from filters.tracks import Found
 from tests.filters import oracle, whole_text_oracle
 
 
@@ -100,6 +104,79 @@ def test_scan_of_a_flood_is_the_same_in_slices_and_pauses_within_them(text: str,
     assert result.num_hits > 0
     for size in (100, 999, 5_000):
         assert scan_sliced(text, rules, size)[1] == result
+
+
+MASK = Rule("a", ("敏敏", "@!"), "mask", replacement="*")
+REDACT = Rule("a", ("敏敏", "@!"), "redact", replacement="[A]")
+# A track waits for long, and matches of another one might wait for it.
+WAITING = [
+    ("敏" * 16_000, [MASK, Rule("b", ("傻帽",), "mask", replacement="*", repeats=True)]),
+    ("敏" * 16_000, [MASK, Rule("b", ("敏敏x",), "allow", repeats=True)]),
+    ("敏" * 16_000, [REDACT, Rule("b", ("傻帽",), "flag", repeats=True)]),
+    ("敏敏人" * 6_000, [MASK, Rule("b", ("傻帽",), "flag", allow=("敏" * 90,))]),
+    ("傻" + "@!" * 8_000 + "帽", [MASK, Rule("b", ("傻帽",), "mask", replacement="*", skip_symbols=True)]),
+    ("傻" + "@!" * 8_000 + "帽", [REDACT, Rule("b", ("傻帽",), "allow", skip_symbols=True)]),
+    ("12" + "@!" * 8_000, [MASK, Rule("b", ("12",), "flag", skip_symbols=True, whole_word=True)]),
+    ("1\u200b" + "@!" * 8_000 + "\u200b" * 9_000, [MASK, Rule("b", (), "mask", replacement="*", pii="card")]),
+]
+
+
+class Work:
+    """Counts what a scan does: comparisons of matches, and spans put in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num = 0
+        work = self
+
+        class CountedFound(Found):
+            def __lt__(self, other: tuple[Any, ...]) -> bool:
+                work.num += 1
+                return super().__lt__(other)
+
+            @property
+            def raw_start(self) -> int:
+                work.num += 1
+                return self[3]
+
+        def counted_order(span: Span) -> object:
+            work.num += 1
+            return order(span)
+
+        order = spans._order
+        monkeypatch.setattr(tracks, "Found", CountedFound)
+        monkeypatch.setattr(spans, "_order", counted_order)
+
+
+@pytest.mark.parametrize(("text", "rules"), WAITING)
+def test_scan_of_a_flood_while_one_track_waits_is_linear_and_in_small_steps(
+    text: str, rules: list[Rule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(monkeypatch)
+    in_steps: list[int] = []
+    for _ in scan_in_slices(text, patterns(*rules)):
+        in_steps.append(work.num - sum(in_steps))
+    assert 0 < work.num < 8 * len(text)
+    assert max(in_steps) < 4_000
+
+
+def test_scan_in_tiny_steps_equals_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracks stop after every few matches, so that they are apart from each other all the time."""
+    monkeypatch.setattr(pii, "MAX_TRIES", 1)
+    for max_found in (1, 2, 5):
+        monkeypatch.setattr(tracks, "MAX_FOUND", max_found)
+        check_everything(seed=10 + max_found, num_cases=200)
+        check_random(seed=20 + max_found, num_cases=100)
+
+
+def test_scan_rewrites_equal_spans_as_the_first_folding_says() -> None:
+    rules = patterns(
+        Rule("b", ("傻帽",), "redact", replacement="[B]", skip_symbols=True, allow=("傻帽子",)),
+        Rule("a", ("傻帽",), "redact", replacement="[A]"),
+        Rule("c", ("傻帽",), "redact", replacement="[C]", repeats=True),
+    )
+    text = "傻帽，" * 50
+    for size in (1, 2, 7, 1_000):
+        assert scan_sliced(text, rules, size)[1].text == "[A]，" * 50
 
 
 def test_scan_of_a_long_clean_text_pauses_once_a_slice() -> None:

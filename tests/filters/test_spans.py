@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from itertools import permutations
 
 import pytest
 
@@ -64,3 +65,18 @@ def test_release_of_a_span_that_began_earlier_rewrites_the_rest_of_it() -> None:
     emitter.add(0, 4, REDACT)
     emitter.add(0, 1, MASK)
     assert emitter.release("cdef", 6) == "[R]ef"
+
+
+def test_release_of_equal_spans_goes_by_rank_in_whatever_order_they_come() -> None:
+    spans = [(MASK, (0, 2)), (HASH, (0, 1)), (MASK, (1, 0))]
+    for order in permutations(spans):
+        emitter = Emitter()
+        for rule, rank in order:
+            emitter.add(1, 3, rule, rank)
+        assert emitter.release("abcd", 4) == "a##d"
+
+
+def test_release_of_a_part_of_a_longer_text() -> None:
+    emitter = Emitter()
+    emitter.add(2, 4, MASK)
+    assert [emitter.release("abcdef", border, 0) for border in (1, 3, 5, 6)] == ["a", "b*", "*e", "f"]
