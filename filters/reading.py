@@ -20,7 +20,12 @@ _LONG_RUN: Final = 64
 
 
 class Reading:
-    """`window` is the folded text from `at` on, up to `end`. So far text[:raw_end] was read."""
+    """`window` is the folded text from `at` on, up to `end`. So far text[:raw_end] was read.
+
+    `max_piece_chars`: what can be read at once in 2 ms, whatever it is.
+    """
+
+    max_piece_chars = 2_048
 
     __slots__ = ("_folding", "_offsets", "at", "end", "is_last", "raw_end", "window")
 
@@ -72,6 +77,8 @@ class RunReading(Reading):
 
     Two steps back: from a run to the first of its characters, and from there to the raw text.
     """
+
+    max_piece_chars = 1_024
 
     __slots__ = ("_last", "_num_chars", "_runs")
 

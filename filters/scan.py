@@ -158,7 +158,7 @@ class _Scanner:
         found = track.find()
         self.num_done += len(found)
         self.must_pause = track.is_behind or self.num_done > _BUSY
-        if found or self._open or self._undecided:
+        if found or self._has_phrases or self._undecided:
             self._settle(found)
             self._decide()
         if self.blocked_by is not None:
@@ -172,7 +172,7 @@ class _Scanner:
         tracks = [track for track in self._tracks if track.reading is reading]
         reading.forget_before(min([track.keep_from for track in tracks]))
         start = reading.raw_end
-        piece = self._text[start : start + self._piece_chars]
+        piece = self._text[start : start + min(self._piece_chars, reading.max_piece_chars)]
         self.num_done += reading.read(piece, start + len(piece) == len(self._text))
         self.num_read += len(piece)
         for track in tracks:

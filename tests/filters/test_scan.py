@@ -9,7 +9,7 @@ from filters import pii, spans, tracks
 from filters.hit import Hit
 from filters.patterns import Patterns
 from filters.rules import Rule, RuleSet
-from filters.scan import MAX_HITS, SLICE_CHARS, ScanResult, scan, scan_in_slices
+from filters.scan import MAX_HITS, PIECE_CHARS, SLICE_CHARS, ScanResult, _Scanner, scan, scan_in_slices
 from filters.spans import Span
 from filters.stream import CompiledRules
 from filters.tracks import Found
@@ -157,6 +157,15 @@ def test_scan_of_a_flood_while_one_track_waits_is_linear_and_in_small_steps(
         in_steps.append(work.num - sum(in_steps))
     assert 0 < work.num < 8 * len(text)
     assert max(in_steps) < 4_000
+
+
+def test_scan_of_a_flood_of_phrases_forgets_them() -> None:
+    rules = patterns(MASK, Rule("b", ("好的",), "allow"), Rule("c", ("傻帽",), "flag", repeats=True))
+    scanner = _Scanner("好的" * 20_000, rules, PIECE_CHARS)
+    most = 0
+    while scanner.step():
+        most = max(most, *(len(track.phrases) for track in scanner._keywords))
+    assert 0 < most < 1_000
 
 
 def test_scan_in_tiny_steps_equals_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
