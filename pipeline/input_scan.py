@@ -30,6 +30,9 @@ from pipeline.values import ChatRequest, CompletionRequest, Json
 _KNOWN_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Other fields refer to these, and templates compare them: scanned, never rewritten.
 _NAMES: Final = frozenset({"role", "type", "id", "tool_call_id", "name"})
+# Scanning so much at once takes less than 2 ms, whatever the text, under rules of every kind. Under keywords
+# alone `PIECE_CHARS` do.
+_MAX_QUICK_CHARS: Final = 256
 _SHORT_SCAN_CHARS: Final = 64  # a scan of nothing takes as long as one of so many characters
 
 
@@ -78,14 +81,15 @@ def _scan_all(
     found: dict[str, ScanResult] = {}
     if seen is not None and seen.rules is not rules:
         raise ValueError("these texts were scanned under other rules")
+    max_chars = _MAX_QUICK_CHARS if rules.others or rules.pii else PIECE_CHARS
     num_chars = 0
     for text in texts if seen is None else seen.look_up(texts, found):
-        if len(text) > PIECE_CHARS:  # scanning that much of anything takes less than 5 ms
+        if len(text) > max_chars:
             result = yield from scan_in_slices(text, rules)
         else:
             result = scan(text, rules)
             num_chars += len(text) + _SHORT_SCAN_CHARS
-            if num_chars > 2 * PIECE_CHARS:
+            if num_chars > 2 * max_chars:
                 num_chars = 0
                 yield
         if result.blocked_by is not None:
