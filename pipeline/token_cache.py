@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from itertools import count
 from typing import Final
 
@@ -90,6 +91,20 @@ class ModelTokens:
         if entry.uses < MAX_USES:
             entry.uses += 1
         return entry
+
+    def get_all(self, segments: Sequence[str]) -> list[Entry | None]:
+        """`get` of each, in half the time."""
+        entries = list(map(self.entries.get, segments))
+        num_found = 0
+        for entry in entries:
+            if entry is not None:
+                num_found += 1
+                self.tokens_saved += entry.num_tokens
+                if entry.uses < MAX_USES:
+                    entry.uses += 1
+        self.hits += num_found
+        self.misses += len(entries) - num_found
+        return entries
 
     def knows(self, segment: str) -> bool:
         """Whether `get` would find it. Does not count as a use."""

@@ -29,7 +29,7 @@ class Tokens:
 
     @property
     def num_tokens(self) -> int:
-        return sum(entry.num_tokens for entry in self.entries) + len(self.whole) // BYTES_PER_ID
+        return sum([entry.num_tokens for entry in self.entries]) + len(self.whole) // BYTES_PER_ID
 
     @property
     def ids(self) -> bytes:
@@ -74,8 +74,8 @@ class Tokenizing:
         if not self._text.is_segmentable:
             whole = _Whole(self._text, rendered)
             return Tokens((), (yield Encode(whole, (rendered.text,), None))[0])
-        entries = list(map(self._known.get, pieces))
-        new = dict.fromkeys(piece for piece, entry in zip(pieces, entries, strict=True) if entry is None)
+        entries = self._known.get_all(pieces)
+        new = dict.fromkeys([piece for piece, entry in zip(pieces, entries, strict=True) if entry is None])
         if new:
             added = yield from self._added(list(new))
             entries = [entry or added[piece] for piece, entry in zip(pieces, entries, strict=True)]

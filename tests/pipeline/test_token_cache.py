@@ -282,3 +282,17 @@ def test_hot_prompts_survive_a_flood_better_than_with_lru_or_fifo() -> None:
     assert ours["system"] > fifo["system"] + 0.2
     assert ours["chat"] > 0.95
     assert ours["chat"] > fifo["chat"]
+
+
+def test_getting_all_at_once_is_getting_one_after_the_other() -> None:
+    one, all_ = (TokenCache(1 << 20).of("f") for _ in range(2))
+    segments = ["a", "b", "c", "b", "a", "d"]
+    for tokens in (one, all_):
+        for number, segment in enumerate("abc"):
+            tokens.put(segment, pack_ids(range(number + 1)))
+    for _ in range(3):
+        found = [entry.ids if entry else None for entry in map(one.get, segments)]
+        assert [entry.ids if entry else None for entry in all_.get_all(segments)] == found
+        for name in ("hits", "misses", "tokens_saved"):
+            assert getattr(one, name) == getattr(all_, name)
+        assert [one.entries[each].uses for each in "abc"] == [all_.entries[each].uses for each in "abc"]
