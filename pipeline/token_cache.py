@@ -106,10 +106,6 @@ class ModelTokens:
         self.misses += len(entries) - num_found
         return entries
 
-    def knows(self, segment: str) -> bool:
-        """Whether `get` would find it. Does not count as a use."""
-        return segment in self.entries
-
     def put(self, segment: str, ids: bytes, pinned: bool = False) -> Entry:
         """Keep packed ids; the entry that is already there wins.
 
