@@ -165,6 +165,11 @@ class StreamFilter:
         self._force(self._node[STATE], self.released + self.held)
         return self._end_chunk(self._walk.parked(self._node[STATE]), "")
 
+    def abandon(self) -> str:
+        """The text breaks off: what is held stays undecided."""
+        self._is_closed = True
+        return ""
+
     def _refuse(self) -> str:
         if not self.blocked:
             raise RuntimeError("the text has been flushed; a new text needs a new filter")

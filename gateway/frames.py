@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from pipeline.outbound import PositionLogprobs
+from pipeline.events import PositionLogprobs
 from pipeline.values import Dropped, FinishReason, Usage
 
 DONE: Final = b"data: [DONE]\n\n"

@@ -15,7 +15,7 @@ from gateway.frames import DONE, PING, Shape, TextFrames, TokenTexts, data_frame
 from gateway.outlet import Outlet
 from gateway.record import RequestRecord
 from pipeline.errors import HeadraceError
-from pipeline.outbound import PositionLogprobs
+from pipeline.events import PositionLogprobs
 from pipeline.values import Delivery, FinishReason
 
 SSE_HEADERS: Final = (

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from filters.hit import Hit
 from pipeline.detokenizer import Detokenizer
+from pipeline.events import PositionLogprobs
 from pipeline.ports import TextFilter
 from pipeline.stop_strings import StopMatcher
 from pipeline.values import FinishReason, TokenLogprobs
@@ -21,16 +21,6 @@ from pipeline.values import FinishReason, TokenLogprobs
 # vLLM's finish reasons in OpenAI's words; `abort` and `error` are no finish but a fault.
 FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
 REWRITES: Final = frozenset(("mask", "redact", "block"))
-
-
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """The logprobs of one token and the raw characters [start, end) that it made."""
-
-    token_id: int
-    start: int
-    end: int
-    logprobs: TokenLogprobs
 
 
 class Outbound:

@@ -7,12 +7,13 @@ token path (2 to 3 us of the 12).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from filters.hit import Hit
 from pipeline.errors import HeadraceError
-from pipeline.values import EngineCall, FirstToken, ModelInfo, TokenLogprobs
+from pipeline.events import Fragment
+from pipeline.values import ChatRequest, EngineCall, FirstToken, Json, ModelInfo, TokenLogprobs
 
 
 class Sink(Protocol):
@@ -69,6 +70,40 @@ class Engine(Protocol):
         """
 
 
+class OutputParser(Protocol):
+    """Splits one choice's text into channels.
+
+    Fed with the smallest units that the tokens allow, so that what it says cannot depend on how the ids arrived.
+    """
+
+    def feed(self, text: str, ids: Sequence[int]) -> Sequence[Fragment]:
+        """The next whole characters, and the ids that made them. Special tokens stand in the text."""
+
+    def finish(self) -> Sequence[Fragment]:
+        """The text has ended: what was held back."""
+
+
+class OutputParsers(Protocol):
+    """One model's parsers of reasoning and tool calls. Shared by all its requests."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether it reads tool calls."""
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether it reads reasoning."""
+
+    def open(self, request: ChatRequest, prompt_ids: Sequence[int]) -> OutputParser:
+        """A parser for one choice. With a forced tool choice it reads the reasoning only."""
+
+    def reasoning_ended(self, request: ChatRequest, prompt_ids: Sequence[int]) -> bool | None:
+        """Whether the prompt has ended the reasoning already; None without a reasoning parser."""
+
+    def reasoning_parser_kwargs(self, request: ChatRequest) -> Mapping[str, Json] | None:
+        """What the engine's reasoning parser must know of the request."""
+
+
 class TextFilter(Protocol):
     """A streaming content filter: one state per choice and channel. `filters.stream.StreamFilter` is one."""
 
@@ -87,3 +122,9 @@ class TextFilter(Protocol):
 
     def expire(self) -> str:
         """Text was held for too long: the policy blocks, or lets it go."""
+
+    def abandon(self) -> str:
+        """The text breaks off (the engine is lost): what only rules that fail open still hold leaves.
+
+        Ends the text. `held` stays what no verdict was found for.
+        """

@@ -16,6 +16,21 @@ Json = Any  # a decoded JSON value; looked into only where a field's meaning is 
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """The answer must be JSON: any object, or what a schema allows."""
+
+    schema: Json = None  # None: any object; else a JSON schema, decoded (an object, or true)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model may call tools. `name`: the one that it must call, with `named`."""
+
+    kind: Literal["none", "auto", "required", "named"] = "none"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """What the client asked of the generation, by vLLM's names.
 
@@ -31,6 +46,7 @@ class Generation:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None  # None: none wanted; k: the sampled token and the k most likely ones
+    answer_format: AnswerFormat | None = None  # JSON that the answer must be
     priority: int = 0
     cache_salt: str | None = None
 
@@ -43,6 +59,7 @@ class Delivery:
     include_usage: bool = False
     continuous_usage: bool = False
     include_timings: bool = False
+    escape: str | None = None  # of `filters.escaping.ESCAPES`; None: the gateway's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,9 @@ class ChatRequest:
     continue_final_message: bool = False
     template: TemplateUse | None = None  # its messages come before `messages`
     context_policy: str | None = None  # None: the gateway's default
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +139,10 @@ class EngineCall:
     priority: int = 0
     cache_salt: str | None = None
     fingerprint: str = ""  # of the model that the ids are for (`ModelInfo`); empty: whichever has the name
+    # Whether the prompt has ended the reasoning already, and what the engine's own reasoning parser must know:
+    # else a grammar would constrain the thinking. None: the engine finds out by itself.
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +184,4 @@ class ModelInfo:
     fingerprint: str
     scripted: bool = False
     created: int = 0
+    reasoning_parser: str | None = None  # of the engine; it must be the gateway's too

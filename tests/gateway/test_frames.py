@@ -25,7 +25,7 @@ from gateway.frames import (
     json_string,
     usage_object,
 )
-from pipeline.outbound import PositionLogprobs
+from pipeline.events import PositionLogprobs
 from pipeline.values import Dropped, TokenLogprobs, Usage
 from tests.gateway.answering import vocabulary
 

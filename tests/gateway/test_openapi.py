@@ -17,7 +17,7 @@ from gateway.openai_schema import ChatBody, CompletionBody, RequestLimits, parse
 from gateway.openapi import ROUTES, document
 from gateway.unsupported_fields import NAMES as UNSUPPORTED
 from pipeline.errors import InvalidRequest
-from pipeline.outbound import PositionLogprobs
+from pipeline.events import PositionLogprobs
 from pipeline.values import TokenLogprobs, Usage
 from tests.gateway.bodies import CHAT, COMPLETION, FIELDS, encode, random_fields
 

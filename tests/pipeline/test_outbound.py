@@ -12,7 +12,8 @@ import pytest
 from filters.rules import Rule, RuleSet
 from filters.stream import CompiledRules
 from pipeline.detokenizer import open_detokenizer
-from pipeline.outbound import FINISH, Outbound, PositionLogprobs
+from pipeline.events import PositionLogprobs
+from pipeline.outbound import FINISH, Outbound
 from pipeline.stop_strings import StopMatcher
 from pipeline.values import TokenLogprobs
 from pipeline.vocabulary import Vocabulary
