@@ -1,7 +1,7 @@
 """What the way out gives: fragments of one choice's text by channel, and the events that deliver them.
 
 A fragment is what a parser makes of the engine's text, before anything is withheld or rewritten. An event is
-what may leave: every kind of delivery (SSE, one JSON document, WebSocket) is made of these three, nothing else.
+what may leave: every kind of delivery (SSE, one JSON document, WebSocket) is made of these three.
 
 Named tuples, because several are made per token: 0.2 us each, a frozen dataclass takes 0.5.
 """

@@ -73,7 +73,7 @@ class Engine(Protocol):
 class OutputParser(Protocol):
     """Splits one choice's text into channels.
 
-    Fed with the smallest units that the tokens allow, so that what it says cannot depend on how the ids arrived.
+    Fed with the smallest units that the tokens allow: what it says cannot depend on how the ids arrived.
     """
 
     def feed(self, text: str, ids: Sequence[int]) -> Sequence[Fragment]:

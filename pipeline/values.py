@@ -139,7 +139,7 @@ class EngineCall:
     priority: int = 0
     cache_salt: str | None = None
     fingerprint: str = ""  # of the model that the ids are for (`ModelInfo`); empty: whichever has the name
-    # Whether the prompt has ended the reasoning already, and what the engine's own reasoning parser must know:
+    # Whether the prompt has ended the reasoning, and what the engine's own reasoning parser must know:
     # else a grammar would constrain the thinking. None: the engine finds out by itself.
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: Mapping[str, Json] | None = None
