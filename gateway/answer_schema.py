@@ -36,6 +36,12 @@ class PromptTokensDetails(Answer):
     ] = UNSET
 
 
+class CompletionTokensDetails(Answer):
+    """Of the completion's tokens, those of the reasoning."""
+
+    reasoning_tokens: int
+
+
 class UsageCounts(Answer):
     """Token counts as the engine made them; what a filter withheld still counts."""
 
@@ -43,6 +49,9 @@ class UsageCounts(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: Annotated[
+        CompletionTokensDetails | UnsetType, Meta(description="Only with a reasoning parser.")
+    ] = UNSET
 
 
 class TokenLogprob(Answer):
@@ -75,6 +84,13 @@ class CompletionLogprobs(Answer):
     top_logprobs: list[dict[str, float]]
 
 
+class FormatResults(Answer):
+    """What is wrong with an answer that breaks its `response_format` and was let through."""
+
+    valid: Literal[False]
+    problem: str
+
+
 class Choice(Answer):
     """What all choices have."""
 
@@ -86,15 +102,39 @@ class Choice(Answer):
     content_filter_results: Annotated[
         dict[str, Any] | UnsetType, Meta(description="Only after a content filter ended it.")
     ] = UNSET
+    format_results: Annotated[
+        FormatResults | UnsetType, Meta(description="Only if the answer breaks its `response_format`.")
+    ] = UNSET
+
+
+class CalledFunction(Answer):
+    """A function that the model calls."""
+
+    name: str
+    arguments: Annotated[str, Meta(description="JSON, as the model wrote it.")]
+
+
+class AnsweredToolCall(Answer):
+    """A whole tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class AssistantMessage(Answer):
     """The answer."""
 
     role: Literal["assistant"]
-    content: str | None
+    content: Annotated[str | None, Meta(description="Null if there are only tool calls.")]
     refusal: str | None = None
-    reasoning: str | UnsetType | None = UNSET
+    reasoning: Annotated[
+        str | UnsetType, Meta(description="Only with a reasoning parser, if the model reasoned.")
+    ] = UNSET
+    reasoning_content: Annotated[
+        str | UnsetType, Meta(description="The same text, if the server is set to send this name, too.")
+    ] = UNSET
+    tool_calls: list[AnsweredToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Choice, kw_only=True):
@@ -104,12 +144,30 @@ class ChatChoice(Choice, kw_only=True):
     logprobs: ChatLogprobs | None
 
 
+class FunctionDelta(Answer):
+    """The name comes whole; the arguments come in pieces."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallPiece(Answer, kw_only=True):
+    """The next piece of the tool call with this index. Only the first has an id, a type and a name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class Delta(Answer):
     """What is new; empty on the last chunk of a choice."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallPiece] | UnsetType = UNSET
 
 
 class ChunkChoice(Choice, kw_only=True):

@@ -1,28 +1,27 @@
 """The bytes of an answer in OpenAI's shapes: stream chunks and whole objects, for chat and for raw
-completions.
+completions. What stands in a logprobs object is in `gateway/answer_logprobs.py`.
 
-Only the text differs from token to token, so a stream's chunk is cut once into what comes before and after
-it.
+Only the text differs from token to token, so a stream's chunk is cut once into what stands around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from pipeline.events import PositionLogprobs
-from pipeline.values import Dropped, FinishReason, Usage
+from gateway.answer_logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from gateway.whole_message import WholeMessage
+from pipeline.events import CONTENT, REASONING, Finish, PositionLogprobs, ToolCallDelta
+from pipeline.values import Dropped, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 PING: Final = b": ping\n\n"
-# A token that cannot be sampled has -inf, which JSON lacks; vLLM and OpenAI write this number.
-MIN_LOGPROB: Final = -9999.0
 Json = Any
 
 _encode: Final = msgspec.json.Encoder().encode
-_TEXT_MARK: Final = "\x00text\x00"
+TEXT_MARK: Final = "\x00text\x00"  # stands for the text in a choice that is to be cut at it
 
 # Legal inside a JSON string, but `str.splitlines` and httpx's `iter_lines` take them for line ends.
 _LINE_ENDS: Final = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
@@ -31,7 +30,7 @@ _LINE_ENDS: Final = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"
 def json_string(text: str) -> bytes:
     """A JSON string that no client cuts at."""
     encoded = _encode(text)
-    if not text.isascii():
+    if not (text.isascii() or text.isprintable()):  # line ends are not printable
         for line_end, escaped in _LINE_ENDS:
             if line_end in encoded:
                 encoded = encoded.replace(line_end, escaped)
@@ -51,14 +50,6 @@ def data_frame(value: Json) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-class TokenTexts(Protocol):
-    """What the logprobs' shape needs of a vocabulary."""
-
-    def token_text(self, token_id: int, /) -> str: ...
-
-    def token_bytes(self, token_id: int, /) -> bytes: ...
-
-
 class Shape(Protocol):
     """How one kind of answer is written. Shared by all choices of a request."""
 
@@ -67,15 +58,16 @@ class Shape(Protocol):
     def opening(self, index: int) -> Json | None:
         """The choice that opens a stream, if this kind has one."""
 
-    def delta(self, index: int, text: str, logprobs: Json) -> Json:
-        """A stream choice with text."""
+    def delta(self, index: int, text: str, logprobs: Json, channel: str = CONTENT) -> Json:
+        """A stream choice with text of `CONTENT` or `REASONING`."""
 
-    def ending(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> Json:
+    def tool_call(self, index: int, call: ToolCallDelta) -> Json:
+        """A stream choice with a piece of a tool call. The first piece, with the name, has its id."""
+
+    def ending(self, index: int, finish: Finish) -> Json:
         """The stream choice that ends it."""
 
-    def whole(
-        self, index: int, text: str, logprobs: Json, finish: FinishReason, stop: int | str | None
-    ) -> Json:
+    def whole(self, index: int, message: WholeMessage, logprobs: Json, finish: Finish) -> Json:
         """The choice of an answer that is not streamed."""
 
     def logprobs(self, entries: Sequence[PositionLogprobs], texts: TokenTexts) -> Json: ...
@@ -86,45 +78,54 @@ class Shape(Protocol):
 
 
 class ChatShape:
-    """`chat.completion.chunk` and `chat.completion`."""
+    """`chat.completion.chunk` and `chat.completion`.
+
+    `reasoning_content`: reasoning stands under this name, too, for clients that know no other.
+    """
 
     kind = "chat"
 
-    def __init__(self, request_id: str, created: int, model: str) -> None:
+    def __init__(self, request_id: str, created: int, model: str, reasoning_content: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{request_id}", "created": created, "model": model}
+        self._reasoning_names = ("reasoning", "reasoning_content") if reasoning_content else ("reasoning",)
 
     def opening(self, index: int) -> Json:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _chat_choice(index, {"role": "assistant", "content": ""})
 
-    def delta(self, index: int, text: str, logprobs: Json) -> Json:
-        return {"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
+    def delta(self, index: int, text: str, logprobs: Json, channel: str = CONTENT) -> Json:
+        if channel == CONTENT:
+            return _chat_choice(index, {"content": text}, logprobs)
+        assert channel == REASONING, channel
+        return _chat_choice(index, dict.fromkeys(self._reasoning_names, text), logprobs)
 
-    def ending(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> Json:
-        choice = {
-            "index": index,
-            "delta": {},
-            "logprobs": None,
-            "finish_reason": finish,
-            "stop_reason": stop_reason,
+    def tool_call(self, index: int, call: ToolCallDelta) -> Json:
+        piece: dict[str, Json] = {"index": call.call}
+        if call.name is None:
+            piece["function"] = {"arguments": call.arguments}
+        else:
+            piece |= _function_call(call.call_id, call.name, call.arguments)
+        return _chat_choice(index, {"tool_calls": [piece]})
+
+    def ending(self, index: int, finish: Finish) -> Json:
+        return _chat_choice(index, {}) | _end(finish)
+
+    def whole(self, index: int, message: WholeMessage, logprobs: Json, finish: Finish) -> Json:
+        content = "".join(message.content)
+        written: dict[str, Json] = {
+            "role": "assistant",
+            "content": content if content or not message.calls else None,
+            "refusal": None,
         }
-        return _with_filter_result(choice, finish)
-
-    def whole(
-        self, index: int, text: str, logprobs: Json, finish: FinishReason, stop: int | str | None
-    ) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": finish,
-            "stop_reason": stop,
-        }
-        return _with_filter_result(choice, finish)
+        if message.reasoning:
+            written |= dict.fromkeys(self._reasoning_names, "".join(message.reasoning))
+        if message.calls:
+            written["tool_calls"] = [
+                _function_call(call.call_id, call.name, "".join(call.arguments)) for call in message.calls
+            ]
+        return {"index": index, "message": written, "logprobs": logprobs, **_end(finish)}
 
     def logprobs(self, entries: Sequence[PositionLogprobs], texts: TokenTexts) -> Json:
-        return {"content": [_chat_logprobs(entry, texts) for entry in entries], "refusal": None}
+        return chat_logprobs(entries, texts)
 
     def chunk(self, choices: Sequence[Json]) -> dict[str, Json]:
         return self._object("chat.completion.chunk", choices)
@@ -144,7 +145,7 @@ class ChatShape:
 
 
 class CompletionShape:
-    """`text_completion`, streamed or whole."""
+    """`text_completion`, streamed or whole. It has content only."""
 
     kind = "completion"
 
@@ -159,31 +160,23 @@ class CompletionShape:
     def opening(self, index: int) -> Json | None:
         return None
 
-    def delta(self, index: int, text: str, logprobs: Json) -> Json:
+    def delta(self, index: int, text: str, logprobs: Json, channel: str = CONTENT) -> Json:
+        assert channel == CONTENT, channel
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
-    def ending(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> Json:
-        return self.whole(index, "", None, finish, stop_reason)
+    def tool_call(self, index: int, call: ToolCallDelta) -> Json:
+        raise AssertionError("a raw completion has no tool calls")
 
-    def whole(
-        self, index: int, text: str, logprobs: Json, finish: FinishReason, stop: int | str | None
-    ) -> Json:
-        choice = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": finish,
-            "stop_reason": stop,
-        }
-        return _with_filter_result(choice, finish)
+    def ending(self, index: int, finish: Finish) -> Json:
+        return self.whole(index, WholeMessage(), None, finish)
+
+    def whole(self, index: int, message: WholeMessage, logprobs: Json, finish: Finish) -> Json:
+        assert not message.reasoning, "a raw completion has content only"
+        assert not message.calls, "a raw completion has content only"
+        return {"index": index, "text": "".join(message.content), "logprobs": logprobs, **_end(finish)}
 
     def logprobs(self, entries: Sequence[PositionLogprobs], texts: TokenTexts) -> Json:
-        return {
-            "text_offset": [entry.start for entry in entries],
-            "token_logprobs": [_finite(entry.logprobs.logprobs[0]) for entry in entries],
-            "tokens": [texts.token_text(entry.token_id) for entry in entries],
-            "top_logprobs": [_top_by_text(entry, texts) for entry in entries],
-        }
+        return completion_logprobs(entries, texts)
 
     def chunk(self, choices: Sequence[Json]) -> dict[str, Json]:
         return self._head | {"choices": choices}
@@ -193,25 +186,28 @@ class CompletionShape:
 
 
 class TextFrames:
-    """The SSE frame of one choice's text: three joins a token."""
+    """The SSE frames of a stream choice in which only the text differs: one join a token."""
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_around",)
 
-    def __init__(self, shape: Shape, index: int) -> None:
-        frame = data_frame(shape.chunk([shape.delta(index, _TEXT_MARK, None)]))
-        self._before, self._after = frame.split(_encode(_TEXT_MARK))
+    def __init__(self, shape: Shape, choice: Json) -> None:
+        """`choice` has `TEXT_MARK` where the text goes, once or more."""
+        self._around = data_frame(shape.chunk([choice])).split(_encode(TEXT_MARK))
 
     def frame(self, text: str) -> bytes:
-        return self._before + json_string(text) + self._after
+        return json_string(text).join(self._around)
 
 
 def usage_object(usage: Usage) -> dict[str, Json]:
-    return {
+    counts = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | _dropped(usage.dropped),
     }
+    if usage.reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return counts
 
 
 def _dropped(dropped: Dropped | None) -> dict[str, Json]:
@@ -222,33 +218,19 @@ def _dropped(dropped: Dropped | None) -> dict[str, Json]:
     return counts | ({"dropped_characters": dropped.num_characters} if dropped.num_characters else {})
 
 
-def _with_filter_result(choice: dict[str, Json], finish: FinishReason) -> dict[str, Json]:
-    if finish == "content_filter":
-        choice["content_filter_results"] = {"blocked": True}
-    return choice
+def _chat_choice(index: int, delta: dict[str, Json], logprobs: Json = None) -> dict[str, Json]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _chat_logprobs(entry: PositionLogprobs, texts: TokenTexts) -> Json:
-    ids, values = entry.logprobs.token_ids, entry.logprobs.logprobs
-    alternatives = zip(ids[1:], values[1:], strict=True)
-    return _token_logprob(entry.token_id, values[0], texts) | {
-        "top_logprobs": [_token_logprob(token_id, value, texts) for token_id, value in alternatives]
-    }
+def _function_call(call_id: str | None, name: str, arguments: str) -> dict[str, Json]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _token_logprob(token_id: int, value: float, texts: TokenTexts) -> dict[str, Json]:
-    text, data = texts.token_text(token_id), texts.token_bytes(token_id)
-    return {"token": text, "logprob": _finite(value), "bytes": list(data)}
-
-
-def _top_by_text(entry: PositionLogprobs, texts: TokenTexts) -> Mapping[str, float]:
-    """OpenAI's legacy shape; two alternatives of one text keep the more likely."""
-    ids, values = entry.logprobs.token_ids, entry.logprobs.logprobs
-    top: dict[str, float] = {}
-    for token_id, value in zip(ids, values, strict=True):
-        top.setdefault(texts.token_text(token_id), _finite(value))
-    return top
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB  # in this order NaN does not pass
+def _end(finish: Finish) -> dict[str, Json]:
+    """How a choice ended. What OpenAI does not have stands beside the message, never within."""
+    end: dict[str, Json] = {"finish_reason": finish.reason, "stop_reason": finish.stop_reason}
+    if finish.reason == "content_filter":
+        end["content_filter_results"] = {"blocked": True}
+    if finish.problem is not None:
+        end["format_results"] = {"valid": False, "problem": finish.problem}
+    return end

@@ -25,6 +25,7 @@ class RequestRecord:
     status: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int | None = None  # of the output tokens; None: no parser of reasoning
     cached_tokens: int = 0
     dropped: Dropped | None = None  # by a context policy
     stages_s: dict[str, float] = field(default_factory=dict)
@@ -53,7 +54,9 @@ class RequestRecord:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self.output_tokens, self.cached_tokens, self.dropped)
+        return Usage(
+            self.prompt_tokens, self.output_tokens, self.cached_tokens, self.dropped, self.reasoning_tokens
+        )
 
     @property
     def ttft_s(self) -> float | None:
@@ -116,6 +119,7 @@ class RequestRecord:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
+            "reasoning_tokens": self.reasoning_tokens,
             "dropped_messages": 0 if self.dropped is None else self.dropped.num_messages,
             "dropped_tokens": 0 if self.dropped is None else self.dropped.num_tokens,
             "choices": self.num_choices,

@@ -1,8 +1,8 @@
 """Hop 12: how an answer's events become a response body. SSE for streams, one JSON document otherwise.
 
-A writer is called in order: `first`, then `text` and `finish` per choice, then `end`; or `fail` at any
-time. The response head goes out with the first token or the first heartbeat, so that whatever fails earlier
-is still a real HTTP status, which clients retry, and so that `server-timing` knows the queue.
+A writer is called in order: `first`, then `text`, `delta` and `finished` per choice, then `end`; or `fail`
+at any time. The response head goes out with the first token or the first heartbeat, so that whatever fails
+earlier is still a real HTTP status, which clients retry, and so that `server-timing` knows the queue.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from gateway.answer_logprobs import TokenTexts
 from gateway.error_body import error_response, stream_error
-from gateway.frames import DONE, PING, Shape, TextFrames, TokenTexts, data_frame, json_bytes, usage_object
+from gateway.frames import DONE, PING, TEXT_MARK, Shape, TextFrames, data_frame, json_bytes, usage_object
 from gateway.outlet import Outlet
 from gateway.record import RequestRecord
+from gateway.whole_message import WholeMessage, new_call_id
 from pipeline.errors import HeadraceError
-from pipeline.events import PositionLogprobs
+from pipeline.events import CONTENT, Finish, PositionLogprobs, TextDelta, ToolCallDelta
 from pipeline.values import Delivery, FinishReason
 
 SSE_HEADERS: Final = (
@@ -32,7 +34,13 @@ class Writer(Protocol):
     def first(self) -> None:
         """The first token of any choice has come."""
 
-    def text(self, index: int, text: str) -> None: ...
+    def text(self, index: int, text: str) -> None:
+        """Content without logprobs: the token path."""
+
+    def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
+        """Anything that a choice says."""
+
+    def finished(self, index: int, finish: Finish) -> None: ...
 
     def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None: ...
 
@@ -49,7 +57,11 @@ class Writer(Protocol):
         """Nothing was written for a while."""
 
     def whole_text(self) -> str:
-        """The first choice's text, as the client has it; empty if it was not kept."""
+        """The first choice's content, as the client has it.
+
+        Empty if it was not kept, or if tool calls came with it: then it is not all that the next turn will
+        have of this message. Reasoning does not count: few clients send it back, and templates drop it.
+        """
 
     @property
     def num_frames(self) -> int: ...
@@ -74,7 +86,10 @@ class SseWriter:
         self._delivery = delivery
         self._is_continuous = delivery.continuous_usage  # asked for each token
         self._num_choices = num_choices
-        self._frames = [TextFrames(shape, index) for index in range(num_choices)]
+        self._frames = [self._text_frames(index, CONTENT) for index in range(num_choices)]
+        # Made with the first such text. Those of tool arguments are of the last call: no other gets any.
+        self._reasoning: list[TextFrames | None] = [None] * num_choices
+        self._arguments: list[TextFrames | None] = [None] * num_choices
         self._head_sent = False
         self.num_frames = 0
 
@@ -92,14 +107,32 @@ class SseWriter:
         self.num_frames += 1
         self._outlet.push(self._frames[index].frame(text))
 
+    def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
+        if isinstance(event, ToolCallDelta):
+            self._tool_call(index, event)
+            return
+        channel, text, entries = event
+        if entries or self._is_continuous:
+            logprobs = self._shape.logprobs(entries, self._texts) if entries else None
+            self._choice(self._shape.delta(index, text, logprobs, channel))
+            return
+        frames = self._frames[index] if channel == CONTENT else self._reasoning[index]
+        if frames is None:
+            frames = self._reasoning[index] = self._text_frames(index, channel)
+        self.num_frames += 1
+        self._outlet.push(frames.frame(text))
+
+    def finished(self, index: int, finish: Finish) -> None:
+        self._choice(self._shape.ending(index, finish))
+
     def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None:
-        self._choice(self._shape.delta(index, text, self._shape.logprobs(entries, self._texts)))
+        self.delta(index, TextDelta(CONTENT, text, entries))
 
     def take_back(self, index: int) -> bool:
         return False
 
     def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None:
-        self._choice(self._shape.ending(index, finish, stop_reason))
+        self.finished(index, Finish(finish, stop_reason))
 
     def end(self, timings: Callable[[], dict[str, Any]]) -> None:
         last = b""
@@ -125,6 +158,23 @@ class SseWriter:
 
     def whole_text(self) -> str:
         return ""
+
+    def _tool_call(self, index: int, event: ToolCallDelta) -> None:
+        if event.name is not None:
+            self._arguments[index] = None
+            event = event._replace(call_id=event.call_id or new_call_id())
+        if event.name is not None or self._is_continuous:
+            self._choice(self._shape.tool_call(index, event))
+            return
+        frames = self._arguments[index]
+        if frames is None:
+            choice = self._shape.tool_call(index, event._replace(arguments=TEXT_MARK))
+            frames = self._arguments[index] = TextFrames(self._shape, choice)
+        self.num_frames += 1
+        self._outlet.push(frames.frame(event.arguments))
+
+    def _text_frames(self, index: int, channel: str) -> TextFrames:
+        return TextFrames(self._shape, self._shape.delta(index, TEXT_MARK, None, channel))
 
     def _choice(self, choice: Any) -> None:
         chunk = self._shape.chunk([choice])
@@ -154,17 +204,21 @@ class KeepingSseWriter(SseWriter):
     ) -> None:
         super().__init__(outlet, shape, texts, record, delivery, num_choices)
         self._kept: list[str] = []
+        self._has_calls = False
 
     def text(self, index: int, text: str) -> None:
         self._kept.append(text)
         super().text(index, text)
 
-    def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None:
-        self._kept.append(text)
-        super().text_with_logprobs(index, text, entries)
+    def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
+        if isinstance(event, ToolCallDelta):
+            self._has_calls = True
+        elif event.channel == CONTENT:
+            self._kept.append(event.text)
+        super().delta(index, event)
 
     def whole_text(self) -> str:
-        return "".join(self._kept)
+        return "" if self._has_calls else "".join(self._kept)
 
 
 class JsonWriter:
@@ -177,8 +231,7 @@ class JsonWriter:
         self._shape = shape
         self._texts = texts
         self._record = record
-        self._parts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._entries: list[list[PositionLogprobs] | None] = [None] * num_choices
+        self._messages = [WholeMessage() for _ in range(num_choices)]
         self._choices: list[Any] = [None] * num_choices
         self.num_frames = 0
 
@@ -186,27 +239,29 @@ class JsonWriter:
         pass
 
     def text(self, index: int, text: str) -> None:
-        self._parts[index].append(text)
+        self._messages[index].content.append(text)
+
+    def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
+        self._messages[index].add(event)
+
+    def finished(self, index: int, finish: Finish) -> None:
+        message = self._messages[index]
+        entries = message.logprobs
+        logprobs = None if entries is None else self._shape.logprobs(entries, self._texts)
+        self._choices[index] = self._shape.whole(index, message, logprobs, finish)
 
     def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None:
-        self._parts[index].append(text)
-        self._entries[index] = collected = self._entries[index] or []
-        collected += entries
+        self.delta(index, TextDelta(CONTENT, text, entries))
 
     def take_back(self, index: int) -> bool:
-        self._parts[index].clear()
-        self._entries[index] = None
+        self._messages[index] = WholeMessage()
         return True
 
     def whole_text(self) -> str:
-        return "".join(self._parts[0])
+        return self._messages[0].text
 
     def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None:
-        entries = self._entries[index]
-        logprobs = None if entries is None else self._shape.logprobs(entries, self._texts)
-        self._choices[index] = self._shape.whole(
-            index, "".join(self._parts[index]), logprobs, finish, stop_reason
-        )
+        self.finished(index, Finish(finish, stop_reason))
 
     def end(self, timings: Callable[[], dict[str, Any]]) -> None:
         body = json_bytes(self._shape.document(self._choices, usage_object(self._record.usage)))

@@ -171,6 +171,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     dropped: Dropped | None = None
+    reasoning_tokens: int | None = None  # of the completion tokens; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import msgspec
@@ -14,8 +13,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from gateway import answer_schema
 from gateway.frames import (
     DONE,
-    MIN_LOGPROB,
     PING,
+    TEXT_MARK,
     ChatShape,
     CompletionShape,
     Shape,
@@ -25,12 +24,15 @@ from gateway.frames import (
     json_string,
     usage_object,
 )
-from pipeline.events import PositionLogprobs
-from pipeline.values import Dropped, TokenLogprobs, Usage
-from tests.gateway.answering import vocabulary
+from gateway.whole_message import WholeCall, WholeMessage
+from pipeline.events import CONTENT, REASONING, Finish, ToolCallDelta
+from pipeline.values import Dropped, Usage
+from tests.gateway.test_answer_logprobs import Texts, entry
 
 CHAT = ChatShape("r1", 1_700_000_000, "m")
 RAW = CompletionShape("r1", 1_700_000_000, "m")
+BOTH_NAMES = ChatShape("r1", 1_700_000_000, "m", reasoning_content=True)
+FIRST = ToolCallDelta(1, "get_weather", "", "call_1")
 USAGE = usage_object(Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=2))
 TEXTS = [
     "",
@@ -43,20 +45,12 @@ TEXTS = [
 ]
 
 
-class Texts:
-    """A vocabulary of three tokens."""
-
-    WORDS = (b"a", "é".encode()[:1], "敏".encode())
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.WORDS[token_id]
-
-    def token_text(self, token_id: int) -> str:
-        return self.WORDS[token_id].decode(errors="replace")
+def text_frames(shape: Shape, index: int, channel: str = CONTENT) -> TextFrames:
+    return TextFrames(shape, shape.delta(index, TEXT_MARK, None, channel))
 
 
-def entry(start: int, ids: list[int], values: list[float], length: int = 1) -> PositionLogprobs:
-    return PositionLogprobs(ids[0], start, start + length, TokenLogprobs(ids, values, 1))
+def content(*texts: str) -> WholeMessage:
+    return WholeMessage(content=list(texts))
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------
@@ -71,10 +65,25 @@ def test_frames_of_a_chat_are_these_bytes() -> None:
         head
         + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert TextFrames(CHAT, 1).frame("hi") == (
+    assert text_frames(CHAT, 1).frame("hi") == (
         head + b'{"index":1,"delta":{"content":"hi"},"logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert data_frame(CHAT.chunk([CHAT.ending(0, "stop", None)])) == (
+    assert text_frames(CHAT, 1, REASONING).frame("hi") == (
+        head + b'{"index":1,"delta":{"reasoning":"hi"},"logprobs":null,"finish_reason":null}]}\n\n'
+    )
+    assert text_frames(BOTH_NAMES, 1, REASONING).frame("hi") == (
+        head + b'{"index":1,"delta":{"reasoning":"hi","reasoning_content":"hi"},'
+        b'"logprobs":null,"finish_reason":null}]}\n\n'
+    )
+    assert data_frame(CHAT.chunk([CHAT.tool_call(0, FIRST)])) == (
+        head + b'{"index":0,"delta":{"tool_calls":[{"index":1,"id":"call_1","type":"function",'
+        b'"function":{"name":"get_weather","arguments":""}}]},"logprobs":null,"finish_reason":null}]}\n\n'
+    )
+    assert data_frame(CHAT.chunk([CHAT.tool_call(0, ToolCallDelta(1, None, '{"a'))])) == (
+        head + b'{"index":0,"delta":{"tool_calls":[{"index":1,"function":{"arguments":"{\\"a"}}]},'
+        b'"logprobs":null,"finish_reason":null}]}\n\n'
+    )
+    assert data_frame(CHAT.chunk([CHAT.ending(0, Finish("stop"))])) == (
         head + b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}\n\n'
     )
     assert data_frame(CHAT.chunk([]) | {"usage": USAGE}) == (
@@ -86,10 +95,10 @@ def test_frames_of_a_chat_are_these_bytes() -> None:
 def test_frames_of_a_completion_are_these_bytes() -> None:
     head = b'data: {"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"m","choices":['
     assert RAW.opening(0) is None
-    assert TextFrames(RAW, 0).frame("hi") == (
+    assert text_frames(RAW, 0).frame("hi") == (
         head + b'{"index":0,"text":"hi","logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert data_frame(RAW.chunk([RAW.ending(0, "stop", "END")])) == (
+    assert data_frame(RAW.chunk([RAW.ending(0, Finish("stop", "END"))])) == (
         head + b'{"index":0,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":"END"}]}\n\n'
     )
 
@@ -101,8 +110,17 @@ def test_fixed_frames_are_whole() -> None:
 @pytest.mark.parametrize("shape", [CHAT, RAW], ids=lambda shape: shape.kind)
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)
 def test_the_quick_frame_equals_the_encoded_one(shape: Shape, text: str) -> None:
-    frame = TextFrames(shape, 2).frame(text)
-    assert frame == data_frame(shape.chunk([shape.delta(2, text, None)]))
+    assert text_frames(shape, 2).frame(text) == data_frame(shape.chunk([shape.delta(2, text, None)]))
+
+
+@pytest.mark.parametrize("shape", [CHAT, BOTH_NAMES], ids=["one name", "two names"])
+@pytest.mark.parametrize("text", TEXTS, ids=ascii)
+def test_the_quick_frame_equals_the_encoded_one_in_every_channel(shape: Shape, text: str) -> None:
+    whole = data_frame(shape.chunk([shape.delta(2, text, None, REASONING)]))
+    assert text_frames(shape, 2, REASONING).frame(text) == whole
+    quick = TextFrames(shape, shape.tool_call(2, ToolCallDelta(3, None, TEXT_MARK)))
+    whole = data_frame(shape.chunk([shape.tool_call(2, ToolCallDelta(3, None, text))]))
+    assert quick.frame(text) == whole
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)
@@ -110,6 +128,13 @@ def test_no_client_cuts_a_frame_within_its_text(text: str) -> None:
     for encoded in (json_string(text), json_bytes(text)):
         assert json.loads(encoded) == text
         assert len(encoded.decode().splitlines()) == 1
+    called = ToolCallDelta(0, text, text, text)
+    for choice in (
+        BOTH_NAMES.delta(0, text, None, REASONING),
+        BOTH_NAMES.tool_call(0, called),
+        BOTH_NAMES.ending(0, Finish("stop", text, text)),
+    ):
+        assert len(data_frame(BOTH_NAMES.chunk([choice])).decode().splitlines()) == 2
 
 
 def test_line_ends_are_escaped_at_any_depth() -> None:
@@ -128,10 +153,32 @@ def chat_chunks() -> list[dict[str, Any]]:
         CHAT.chunk([CHAT.opening(0)]),
         CHAT.chunk([CHAT.delta(0, "hi", None)]),
         CHAT.chunk([CHAT.delta(0, "hi", logprobs)]),
-        CHAT.chunk([CHAT.ending(0, "length", None)]),
-        CHAT.chunk([CHAT.ending(0, "content_filter", None)]),
+        BOTH_NAMES.chunk([BOTH_NAMES.delta(0, "hm", logprobs, REASONING)]),
+        CHAT.chunk([CHAT.tool_call(0, FIRST)]),
+        CHAT.chunk([CHAT.tool_call(0, ToolCallDelta(1, None, '{"a'))]),
+        CHAT.chunk([CHAT.ending(0, Finish("tool_calls"))]),
+        CHAT.chunk([CHAT.ending(0, Finish("length"))]),
+        CHAT.chunk([CHAT.ending(0, Finish("content_filter"))]),
+        CHAT.chunk([CHAT.ending(0, Finish("stop", None, "not JSON"))]),
         CHAT.chunk([]) | {"usage": USAGE, "timings": {"ttft_ms": 1.5}},
+        CHAT.chunk([]) | {"usage": usage_object(Usage(5, 3, 2, reasoning_tokens=1))},
     ]
+
+
+def whole_chats() -> list[dict[str, Any]]:
+    """Every kind of message in one answer, with one name for reasoning and with both."""
+    logprobs = CHAT.logprobs([entry(0, [0, 0, 2], [-0.5, -0.5, -1.5])], Texts())
+    calls = [WholeCall("c1", "f", ['{"a"', ":1}"]), WholeCall("c2", "g", [""])]
+    answers = []
+    for shape in (CHAT, BOTH_NAMES):
+        choices = [
+            shape.whole(0, content("h", "i"), logprobs, Finish("stop", 7)),
+            shape.whole(1, WholeMessage(["a"], ["h", "m"], calls), None, Finish("tool_calls")),
+            shape.whole(2, WholeMessage(calls=calls), None, Finish("tool_calls")),
+            shape.whole(3, WholeMessage(), None, Finish("length", None, "not JSON")),
+        ]
+        answers.append(shape.document(choices, usage_object(Usage(5, 3, 2, reasoning_tokens=1))))
+    return answers
 
 
 def test_openais_client_reads_chat_chunks() -> None:
@@ -142,17 +189,48 @@ def test_openais_client_reads_chat_chunks() -> None:
 
 
 def test_openais_client_reads_a_whole_chat() -> None:
-    logprobs = CHAT.logprobs([entry(0, [0, 0], [-0.5, -0.5])], Texts())
-    choices = [CHAT.whole(0, "hi", logprobs, "stop", None), CHAT.whole(1, "", None, "length", None)]
-    parsed = ChatCompletion.model_validate_json(json_bytes(CHAT.document(choices, USAGE)), strict=True)
-    assert parsed.choices[0].message.content == "hi"
-    assert parsed.choices[0].logprobs is not None
-    assert parsed.choices[0].logprobs.content is not None
-    assert parsed.choices[0].logprobs.content[0].top_logprobs[0].token == "a"
-    assert parsed.choices[1].finish_reason == "length"
-    assert parsed.usage is not None
-    assert parsed.usage.prompt_tokens_details is not None
-    assert parsed.usage.prompt_tokens_details.cached_tokens == 2
+    for answer in whole_chats():
+        parsed = ChatCompletion.model_validate_json(json_bytes(answer), strict=True)
+        assert parsed.to_dict(mode="json", exclude_unset=True) == answer
+        assert [choice.message.content for choice in parsed.choices] == ["hi", "a", None, ""]
+        assert [len(choice.message.tool_calls or ()) for choice in parsed.choices] == [0, 2, 2, 0]
+        assert parsed.usage is not None
+        assert parsed.usage.completion_tokens_details is not None
+        assert parsed.usage.completion_tokens_details.reasoning_tokens == 1
+
+
+def test_a_whole_chat_has_only_the_fields_that_it_needs() -> None:
+    plain, both = (answer["choices"] for answer in whole_chats())
+    assert [list(choice["message"]) for choice in plain] == [
+        ["role", "content", "refusal"],
+        ["role", "content", "refusal", "reasoning", "tool_calls"],
+        ["role", "content", "refusal", "tool_calls"],
+        ["role", "content", "refusal"],
+    ]
+    assert plain[1]["message"]["reasoning"] == "hm"
+    assert both[1]["message"]["reasoning_content"] == "hm"
+    assert plain[1]["message"]["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+        {"id": "c2", "type": "function", "function": {"name": "g", "arguments": ""}},
+    ]
+    assert ["format_results" in choice for choice in plain] == [False, False, False, True]
+    assert plain[3]["format_results"] == {"valid": False, "problem": "not JSON"}
+
+
+def test_a_raw_completion_takes_no_other_channel() -> None:
+    with pytest.raises(AssertionError):
+        RAW.delta(0, "hm", None, REASONING)
+    with pytest.raises(AssertionError):
+        RAW.tool_call(0, FIRST)
+    for message in (WholeMessage(reasoning=["hm"]), WholeMessage(calls=[WholeCall("c", "f")])):
+        with pytest.raises(AssertionError):
+            RAW.whole(0, message, None, Finish("stop"))
+
+
+def test_usage_has_reasoning_tokens_only_where_they_are_known() -> None:
+    assert "completion_tokens_details" not in USAGE
+    details = usage_object(Usage(5, 3, 2, reasoning_tokens=0))["completion_tokens_details"]
+    assert details == {"reasoning_tokens": 0}
 
 
 def test_usage_says_what_a_context_policy_dropped() -> None:
@@ -175,7 +253,7 @@ def test_usage_says_what_a_context_policy_dropped() -> None:
 
 def test_openais_client_reads_completions() -> None:
     logprobs = RAW.logprobs([entry(0, [0, 0, 2], [-0.5, -0.5, -1.5])], Texts())
-    whole = RAW.document([RAW.whole(0, "a", logprobs, "stop", None)], USAGE)
+    whole = RAW.document([RAW.whole(0, content("a"), logprobs, Finish("stop"))], USAGE)
     parsed = Completion.model_validate_json(json_bytes(whole), strict=True)
     assert parsed.choices[0].text == "a"
     assert parsed.choices[0].logprobs is not None
@@ -188,13 +266,15 @@ def test_openais_client_reads_completions() -> None:
 
 def test_what_is_written_is_what_the_documentation_says() -> None:
     """The documented structs take every frame and know every field of it."""
-    logprobs = CHAT.logprobs([entry(0, [0, 0, 2], [-0.5, -0.5, -1.5])], Texts())
     raw_logprobs = RAW.logprobs([entry(0, [0, 0, 2], [-0.5, -0.5, -1.5])], Texts())
     written = [
         *((answer_schema.ChatChunk, chunk) for chunk in chat_chunks()),
-        (answer_schema.ChatCompletion, CHAT.document([CHAT.whole(0, "a", logprobs, "stop", 7)], USAGE)),
-        (answer_schema.Completion, RAW.document([RAW.whole(0, "a", raw_logprobs, "stop", "END")], USAGE)),
-        (answer_schema.Completion, RAW.chunk([RAW.ending(0, "content_filter", None)])),
+        *((answer_schema.ChatCompletion, answer) for answer in whole_chats()),
+        (
+            answer_schema.Completion,
+            RAW.document([RAW.whole(0, content("a"), raw_logprobs, Finish("stop", "END"))], USAGE),
+        ),
+        (answer_schema.Completion, RAW.chunk([RAW.ending(0, Finish("content_filter"))])),
     ]
     for kind, value in written:
         read = msgspec.json.decode(json_bytes(value), type=kind)
@@ -204,54 +284,9 @@ def test_what_is_written_is_what_the_documentation_says() -> None:
 @pytest.mark.parametrize("shape", [CHAT, RAW], ids=lambda shape: shape.kind)
 def test_only_a_content_filter_has_results(shape: Shape) -> None:
     for choice in (
-        shape.ending(0, "content_filter", None),
-        shape.whole(0, "a", None, "content_filter", None),
+        shape.ending(0, Finish("content_filter")),
+        shape.whole(0, content("a"), None, Finish("content_filter")),
     ):
         assert choice["content_filter_results"] == {"blocked": True}
-    for choice in (shape.ending(0, "stop", None), shape.whole(0, "a", None, "stop", None)):
+    for choice in (shape.ending(0, Finish("stop")), shape.whole(0, content("a"), None, Finish("stop"))):
         assert "content_filter_results" not in choice
-
-
-# -- logprobs ------------------------------------------------------------------------------------------------
-
-
-def test_chat_logprobs_have_the_sampled_token_and_then_the_likeliest() -> None:
-    assert CHAT.logprobs([entry(0, [1, 0, 2], [-2.5, -0.25, -0.5])], Texts()) == {
-        "content": [
-            {
-                "token": "\ufffd",
-                "logprob": -2.5,
-                "bytes": [0xC3],
-                "top_logprobs": [
-                    {"token": "a", "logprob": -0.25, "bytes": [97]},
-                    {"token": "敏", "logprob": -0.5, "bytes": list("敏".encode())},
-                ],
-            }
-        ],
-        "refusal": None,
-    }
-
-
-def test_legacy_logprobs_are_four_lists() -> None:
-    entries = [entry(0, [0, 0, 2], [-0.5, -0.5, -1.5]), entry(1, [2, 0, 2], [-1.25, -0.75, -1.25])]
-    assert RAW.logprobs(entries, Texts()) == {
-        "text_offset": [0, 1],
-        "token_logprobs": [-0.5, -1.25],
-        "tokens": ["a", "敏"],
-        "top_logprobs": [{"a": -0.5, "敏": -1.5}, {"敏": -1.25, "a": -0.75}],
-    }
-
-
-@pytest.mark.parametrize("value", [-math.inf, math.nan, -1e30])
-def test_logprobs_that_json_lacks_are_openais_least(value: float) -> None:
-    entries = [entry(0, [0, 0, 2], [value, value, value])]
-    for shape in (CHAT, RAW):
-        encoded = json_bytes(shape.logprobs(entries, Texts()))
-        assert encoded.count(b"%.1f" % MIN_LOGPROB) == 3
-        assert b"null" not in encoded.replace(b'"refusal":null', b"")
-
-
-def test_logprobs_of_a_real_vocabulary_join_to_the_text() -> None:
-    ids = vocabulary().tokenizer.encode("敏感词 👋 café", add_special_tokens=False).ids
-    shown = CHAT.logprobs([entry(0, [each], [-1.0]) for each in ids], vocabulary())["content"]
-    assert b"".join(bytes(each["bytes"]) for each in shown).decode() == "敏感词 👋 café"

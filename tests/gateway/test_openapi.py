@@ -16,8 +16,9 @@ from gateway.frames import ChatShape, CompletionShape, usage_object
 from gateway.openai_schema import ChatBody, CompletionBody, RequestLimits, parse_chat, parse_completion
 from gateway.openapi import ROUTES, document
 from gateway.unsupported_fields import NAMES as UNSUPPORTED
+from gateway.whole_message import WholeCall, WholeMessage
 from pipeline.errors import InvalidRequest
-from pipeline.events import PositionLogprobs
+from pipeline.events import REASONING, Finish, PositionLogprobs, ToolCallDelta
 from pipeline.values import TokenLogprobs, Usage
 from tests.gateway.bodies import CHAT, COMPLETION, FIELDS, encode, random_fields
 
@@ -162,20 +163,32 @@ USAGE = usage_object(Usage(10, 5, 8))
 
 
 def answers() -> list[tuple[type[msgspec.Struct], Any]]:
-    chat, raw = ChatShape("id", 1, "m"), CompletionShape("id", 1, "m")
+    chat, raw = ChatShape("id", 1, "m", reasoning_content=True), CompletionShape("id", 1, "m")
     chat_logprobs, raw_logprobs = chat.logprobs(entries(), Texts()), raw.logprobs(entries(), Texts())
     timings = {"ttft_ms": 1.5, "tpot_ms": None}
+    message = WholeMessage(["x"], ["y"], [WholeCall("c", "f", ["{}"])])
+    bare = WholeMessage(calls=message.calls)
+    reasoned = usage_object(Usage(10, 5, 8, reasoning_tokens=2))
     return [
         (ChatChunk, chat.chunk([chat.opening(0)])),
         (ChatChunk, chat.chunk([chat.delta(0, "x", chat_logprobs)])),
-        (ChatChunk, chat.chunk([chat.ending(0, "stop", 5)])),
-        (ChatChunk, chat.chunk([chat.ending(0, "content_filter", None)])),
+        (ChatChunk, chat.chunk([chat.delta(0, "x", None, REASONING)])),
+        (ChatChunk, chat.chunk([chat.tool_call(0, ToolCallDelta(0, "f", "", "c"))])),
+        (ChatChunk, chat.chunk([chat.tool_call(0, ToolCallDelta(0, None, "{}"))])),
+        (ChatChunk, chat.chunk([chat.ending(0, Finish("stop", 5))])),
+        (ChatChunk, chat.chunk([chat.ending(0, Finish("content_filter"))])),
+        (ChatChunk, chat.chunk([chat.ending(0, Finish("stop", None, "not JSON"))])),
         (ChatChunk, chat.chunk([]) | {"usage": USAGE, "timings": timings}),
-        (ChatCompletion, chat.document([chat.whole(0, "x", chat_logprobs, "length", None)], USAGE)),
+        (ChatChunk, chat.chunk([]) | {"usage": reasoned}),
+        (ChatCompletion, chat.document([chat.whole(0, message, chat_logprobs, Finish("length"))], USAGE)),
+        (ChatCompletion, chat.document([chat.whole(0, bare, None, Finish("tool_calls"))], reasoned)),
         (Completion, raw.chunk([raw.delta(0, "x", raw_logprobs)])),
-        (Completion, raw.chunk([raw.ending(0, "stop", "END")])),
+        (Completion, raw.chunk([raw.ending(0, Finish("stop", "END"))])),
         (Completion, raw.chunk([]) | {"usage": USAGE, "timings": timings}),
-        (Completion, raw.document([raw.whole(0, "x", None, "content_filter", None)], USAGE)),
+        (
+            Completion,
+            raw.document([raw.whole(0, WholeMessage(["x"]), None, Finish("content_filter"))], USAGE),
+        ),
         (ErrorDocument, stream_error(InvalidRequest("m", "n"))),
     ]
 
