@@ -1,7 +1,8 @@
 """Which models the linked workers serve, and who may join: one fingerprint per served name.
 
 Two workers of one name whose tokenizer or template differ would give one conversation two meanings, so the
-second is refused. A name whose last worker has left may come back as something else.
+second is refused. A name whose last worker has left may come back as something else. An engine that sees
+another end of the reasoning than the gateway would bind its grammars there: its worker is refused too.
 """
 
 from __future__ import annotations
@@ -15,10 +16,20 @@ from backend.link import Welcome
 from pipeline.values import ModelInfo
 
 OnModel = Callable[[ModelInfo, Mapping[str, bytes]], Awaitable[None]]
+ParserOf = Callable[[str], str | None]  # a model's name -> the reasoning parser that the gateway has for it
 
 
 class FingerprintError(Exception):
     """A worker of a known name with another tokenizer or template; the message names both sides."""
+
+
+class ReasoningParserError(Exception):
+    """A worker whose engine has another reasoning parser than the gateway; the message says what to set."""
+
+
+def no_parser(model: str) -> str | None:
+    """For a gateway that parses no reasoning."""
+    return None
 
 
 @dataclass(slots=True)
@@ -30,18 +41,22 @@ class _Entry:
 class Catalog:
     """Served names and their workers. `on_model` is called before the first worker of a model is ready."""
 
-    def __init__(self, on_model: OnModel) -> None:
+    def __init__(self, on_model: OnModel, reasoning_parser_of: ParserOf = no_parser) -> None:
         self._on_model = on_model
+        self._reasoning_parser_of = reasoning_parser_of
         self._entries: dict[str, _Entry] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def join(
         self, worker: Hashable, welcome: Welcome, read_files: Callable[[], Awaitable[Mapping[str, bytes]]]
     ) -> None:
-        """Add a worker under each of its names. Raises `FingerprintError`, and what `on_model` raises.
+        """Add a worker under each of its names.
 
-        The files are read only where `on_model` must be told. After an error call `leave`.
+        Raises `ReasoningParserError`, `FingerprintError`, and what `on_model` raises. The files are read only
+        where `on_model` must be told. After an error call `leave`.
         """
+        for name in welcome.model_names:
+            check_reasoning_parser(name, welcome, self._reasoning_parser_of(name))
         for name in welcome.model_names:
             async with self._locks.setdefault(name, asyncio.Lock()):
                 await self._join_one(name, worker, welcome, read_files)
@@ -80,6 +95,25 @@ class Catalog:
         return None if entry is None else entry.info
 
 
+def check_reasoning_parser(model: str, welcome: Welcome, ours: str | None) -> None:
+    """Raises `ReasoningParserError` unless engine and gateway have the same one, or none."""
+    theirs = welcome.reasoning_parser or None
+    if theirs == ours:
+        return
+    if theirs is None:
+        advice = f"start the worker with --reasoning-parser {ours}, or the gateway without it"
+    else:
+        advice = f"start the gateway with --reasoning-parser {theirs} (or {model}={theirs})"
+    raise ReasoningParserError(
+        f"worker {welcome.worker} serves {model!r} with {_named(theirs)}, but this gateway has "
+        f"{_named(ours)} for it: {advice}"
+    )
+
+
+def _named(parser: str | None) -> str:
+    return "no reasoning parser" if parser is None else f"the reasoning parser {parser!r}"
+
+
 def _info(name: str, welcome: Welcome) -> ModelInfo:
     return ModelInfo(
         name=name,
@@ -89,4 +123,5 @@ def _info(name: str, welcome: Welcome) -> ModelInfo:
         fingerprint=welcome.fingerprint,
         scripted=welcome.scripted,
         created=int(time.time()),
+        reasoning_parser=welcome.reasoning_parser or None,
     )

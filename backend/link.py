@@ -27,11 +27,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-VERSION: Final = (0, 1)  # major, minor; a peer one minor version older or newer is fine
+VERSION: Final = (0, 2)  # major, minor; a peer one minor version older or newer is fine
 HEADER: Final = struct.Struct("<IB")
 HEADER_BYTES: Final = HEADER.size
-# A 1M-token prompt is 4 MiB of ids, but long prompts travel in pieces; the largest single frame is a file
-# piece, a full step of logprobs, or a submit with a JSON schema.
+# Long prompts travel in pieces; the largest frames: a file piece, a step of logprobs, a JSON schema.
 MAX_FRAME_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 64 << 10  # an abort waits behind one piece at most: 64 KiB is 0.05 ms at 10 Gbit/s
 MAX_SLOTS: Final = 1 << 16  # per connection; bounds what a peer can make the other side remember
@@ -109,6 +108,8 @@ class Submit(Frame):
     sampling: dict[str, Any]  # vLLM SamplingParams fields, complete, with max_tokens
     priority: int = 0
     cache_salt: str | None = None
+    reasoning_ended: bool | None = None  # since 0.2: an older worker passes over this, and finds out itself
+    reasoning_parser_kwargs: dict[str, Any] | None = None
 
 
 class Piece(Frame):

@@ -45,7 +45,7 @@ class WorkerPool:
     ) -> None:
         if len(set(addresses)) != len(addresses):
             raise ValueError(f"a worker is listed twice: {', '.join(map(str, addresses))}")
-        self._catalog = Catalog(on_model)
+        self._catalog = Catalog(on_model, settings.reasoning_parser_of)
         rng = rng or random.Random()
         self._workers = [
             RemoteWorker(address, settings, self._catalog, rng, on_change) for address in addresses
@@ -69,6 +69,14 @@ class WorkerPool:
 
     def statuses(self) -> list[WorkerStatus]:
         return [worker.status() for worker in self._workers]
+
+    def misfits(self) -> list[str]:
+        """Why workers are refused that do not fit this gateway's own settings, one line each."""
+        return [worker.misfit for worker in self._workers if worker.misfit is not None]
+
+    def is_settled(self) -> bool:
+        """Whether every worker has once served, failed, been refused, or told that it still loads."""
+        return all(worker.has_answered for worker in self._workers)
 
     # -- pipeline.ports.Engine -----------------------------------------------------------------------------
 

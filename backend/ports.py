@@ -56,6 +56,8 @@ class Job:
     sampling: Mapping[str, Any]
     priority: int = 0
     cache_salt: str | None = None
+    reasoning_ended: bool | None = None  # as in `pipeline.values.EngineCall`
+    reasoning_parser_kwargs: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from backend.address import Address
-from backend.catalog import Catalog, FingerprintError
+from backend.catalog import Catalog, FingerprintError, ParserOf, ReasoningParserError, no_parser
 from backend.link import Stats, Welcome
 from backend.link_client import ClientLimits, LinkClient, open_link
 from backend.model_cache import ModelCache
@@ -24,6 +24,9 @@ from pipeline.values import EngineCall
 
 logger = logging.getLogger(__name__)
 
+REFUSAL_LOG_S: Final = (
+    60.0  # a worker that is refused comes back every few seconds; its reason is told this often
+)
 CONNECTING, LOADING, READY, DRAINING, STALLED, REFUSED, CLOSED = (
     "connecting",
     "loading",
@@ -64,6 +67,7 @@ class PoolSettings:
     max_waiting_tokens: int = 1_000_000  # of their prompts
     min_backoff_s: float = 0.2
     max_backoff_s: float = 3.0
+    reasoning_parser_of: ParserOf = no_parser  # a worker of a model must have the same one
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,10 @@ class RemoteWorker:
         self.client: LinkClient | None = None
         self.welcome: Welcome | None = None
         self.num_connects = 0
+        self.has_answered = (
+            False  # served, failed, or said that it loads: there is nothing to wait for at once
+        )
+        self.misfit: str | None = None  # why it does not fit this gateway's settings, while it is refused so
         self._settings = settings
         self._catalog = catalog
         self._cache = ModelCache(settings.cache_dir)
@@ -126,6 +134,7 @@ class RemoteWorker:
         self._num_dropped = 0  # on earlier connections
         self._copied_bytes = 0
         self._has_ended = False  # the present connection, or the attempt at one
+        self._refusal_told = ("", -REFUSAL_LOG_S)  # the last one that was logged, and when
 
     async def run(self) -> None:
         """Stay linked until cancelled."""
@@ -204,9 +213,8 @@ class RemoteWorker:
         self._has_ended = False
         try:
             await self._serve()
-        except FingerprintError as error:
-            logger.error("refusing a worker: %s", error)
-            self._leave("refuse", str(error))
+        except (FingerprintError, ReasoningParserError) as error:
+            self._refuse(error)
         except TimeoutError:
             self._leave("lost", f"no connection within {self._settings.limits.handshake_s:g} s")
         except (OSError, EngineFault) as error:
@@ -239,7 +247,7 @@ class RemoteWorker:
         welcome = await client.welcomed()
         self._advance("load", "reading the model's files")
         await self._catalog.join(self, welcome, lambda: self._cache.load(client, welcome.files))
-        self.welcome = welcome
+        self.welcome, self.has_answered, self.misfit = welcome, True, None
         if not client.ended.done():
             self.num_connects += 1
             self._advance("accept", "")
@@ -250,6 +258,7 @@ class RemoteWorker:
     def _heartbeat(self, stats: Stats) -> None:
         if self.state is CONNECTING:
             self._advance("load", "the engine is loading its model")
+            self.has_answered = True
         elif self.state is READY and not stats.accepting:
             self._advance("drain", "it is shutting down")
         elif self.state is DRAINING and stats.accepting:
@@ -259,15 +268,26 @@ class RemoteWorker:
         """Known at once, so that a sink that submits again when it is told finds this worker gone."""
         self._leave("stalled" if isinstance(error, WorkerStalled) else "lost", str(error))
 
+    def _refuse(self, error: Exception) -> None:
+        reason, now_s = str(error), time.monotonic()
+        self.misfit = reason if isinstance(error, ReasoningParserError) else None
+        told, told_s = self._refusal_told
+        if reason != told or now_s - told_s >= REFUSAL_LOG_S:
+            self._refusal_told = reason, now_s
+            logger.error("refusing a worker: %s", reason)
+        self._leave("refuse", reason)
+
     def _leave(self, event: str, reason: str) -> None:
         """Once per connection: what comes after its end is only an echo."""
         if self._has_ended:
             return
-        self._has_ended = True
-        if reason != self.reason:
-            # A worker that was never there is still starting, as under `serve`.
-            level = logging.WARNING if self.num_connects else logging.INFO
-            logger.log(level, "worker %s: %s", self.key, reason)
+        self._has_ended = self.has_answered = True
+        if event != "refuse":
+            self.misfit = None
+            if reason != self.reason:
+                # A worker that was never there is still starting, as under `serve`.
+                level = logging.WARNING if self.num_connects else logging.INFO
+                logger.log(level, "worker %s: %s", self.key, reason)
         self._advance(event, reason)
 
     def _advance(self, event: str, reason: str) -> None:

@@ -277,6 +277,7 @@ def _info(options: ScriptedOptions, model: ModelFiles, config: Mapping[str, Any]
         versions={"engine": "scripted"},
         engine_path="scripted",
         max_running=options.max_running,
+        reasoning_parser=options.reasoning_parser,
         scripted=True,
     )
 

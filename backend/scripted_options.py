@@ -32,6 +32,7 @@ class ScriptedOptions:
     kv_tokens: int = 1 << 22  # what the simulated KV cache holds
     seed: int = 0
     script: Path | None = None
+    reasoning_parser: str | None = None  # announced, as if an engine had it; structured outputs are ignored
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:

@@ -60,14 +60,18 @@ class Script:
 
     * JSON list: answers by order of arrival, round and round;
     * JSON object: answers by the first key that the prompt's text contains (the key "" fits every prompt);
+      several texts in a list are that key's answers, round and round;
     * any other file: one answer per line, by order.
 
-    An answer is a text, or in JSON also a list of ids.
+    An answer is a text, whose control strings (`<tool_call>`) become the tokens that they name, or in JSON
+    also a list of ids.
     """
 
-    def __init__(self, by_order: Sequence[list[int]], by_text: Mapping[str, list[int]], tokenizer: Tokenizer):
+    def __init__(
+        self, by_order: Sequence[list[int]], by_text: Mapping[str, Sequence[list[int]]], tokenizer: Tokenizer
+    ) -> None:
         self._by_order = itertools.cycle(by_order) if by_order else None
-        self._by_text = by_text
+        self._by_text = {key: itertools.cycle(answers) for key, answers in by_text.items()}
         self._tokenizer = tokenizer
 
     @classmethod
@@ -84,7 +88,7 @@ class Script:
             # Not `splitlines`: an answer may hold U+2028.
             value = [line for line in text.split("\n") if line.strip()]
         if isinstance(value, dict):
-            by_text = {key: _answer(path, key, entry, tokenizer) for key, entry in value.items()}
+            by_text = {key: _answers(path, key, entry, tokenizer) for key, entry in value.items()}
             return cls([], by_text, tokenizer)
         if not isinstance(value, list) or not value:
             raise ScriptError(f"script {path}: expected a list of answers, or an object, that is not empty")
@@ -95,7 +99,14 @@ class Script:
         if self._by_order is not None:
             return next(self._by_order)
         text = self._tokenizer.decode(array("i", prompt).tolist(), skip_special_tokens=False)
-        return next((ids for key, ids in self._by_text.items() if key in text), None)
+        return next((next(answers) for key, answers in self._by_text.items() if key in text), None)
+
+
+def _answers(path: Path, key: str, entry: Any, tokenizer: Tokenizer) -> list[list[int]]:
+    """The answers of one key: at least one."""
+    if isinstance(entry, list) and entry and all(isinstance(each, str) for each in entry):
+        return [_answer(path, key, each, tokenizer) for each in entry]
+    return [_answer(path, key, entry, tokenizer)]
 
 
 def _answer(path: Path, at: str | int, entry: Any, tokenizer: Tokenizer) -> list[int]:

@@ -210,7 +210,17 @@ class GatewayConnection(asyncio.Protocol):
             return
         ids = self._host.assembly.finish(stream, frame.ids)
         stream.advance("submit")
-        self._host.submit(stream, Job(ids, frame.sampling, frame.priority, frame.cache_salt))
+        self._host.submit(
+            stream,
+            Job(
+                ids,
+                frame.sampling,
+                frame.priority,
+                frame.cache_salt,
+                frame.reasoning_ended,
+                frame.reasoning_parser_kwargs,
+            ),
+        )
 
     def _arriving(self, slot: int, generation: int) -> Stream:
         """The stream that a piece or submit belongs to, a new one where the slot is free."""

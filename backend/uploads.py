@@ -8,7 +8,7 @@ so it is held exactly until the last slice of it was handed over; then the trans
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from backend import link
 from backend.link import Submit
@@ -92,7 +92,16 @@ def _encode(slot: int, generation: int, ids: memoryview, call: EngineCall) -> by
     sampling = {**call.sampling, "max_tokens": call.max_tokens}
     try:
         # msgspec takes any buffer for bytes, and copies it once, into the frame.
-        submit = Submit(slot, generation, cast(bytes, ids), sampling, call.priority, call.cache_salt)
+        submit = Submit(
+            slot,
+            generation,
+            cast(bytes, ids),
+            sampling,
+            call.priority,
+            call.cache_salt,
+            call.reasoning_ended,
+            cast("dict[str, Any] | None", call.reasoning_parser_kwargs),
+        )
         frame = link.encode(submit)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"a sampling parameter cannot be sent to the engine: {error}") from error

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from backend.model_files import CONFIG_FILES, TOKENIZER_FILES, read_model_files
 from backend.ports import EngineInfo
+from backend.vllm_request import reasoning_parser
 
 EnginePath = Literal["auto", "steps", "generate"]
 
@@ -118,7 +119,6 @@ def describe(config: Any, names: Sequence[str], engine_path: str) -> EngineInfo:
 
     model = config.model_config
     files = read_model_files(_folder(model.model, model.revision), _tokenizer_folder(model))
-    structured = getattr(config, "structured_outputs_config", None)
     return EngineInfo(
         model_names=names,
         max_model_len=model.max_model_len,
@@ -130,7 +130,7 @@ def describe(config: Any, names: Sequence[str], engine_path: str) -> EngineInfo:
         versions={"vllm": vllm.__version__},
         engine_path=engine_path,
         max_running=config.scheduler_config.max_num_seqs,
-        reasoning_parser=getattr(structured, "reasoning_parser", None) or None,
+        reasoning_parser=reasoning_parser(config),
     )
 
 
@@ -151,8 +151,23 @@ def _served_names(parsed: Any) -> list[str]:
     names = parsed.served_model_name
     if names:
         return [names] if isinstance(names, str) else list(names)
-    path = Path(parsed.model)
-    return [path.resolve().name if path.is_dir() else parsed.model]
+    return [default_name(parsed.model)]
+
+
+def default_name(model: str) -> str:
+    """What a model is served as where nothing else is said."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model
+
+
+def argument(engine_args: Sequence[str], name: str) -> str | None:
+    """The value of one of vLLM's arguments, `--name VALUE` or `--name=VALUE`; the last one counts."""
+    found = None
+    for arg, following in zip(engine_args, [*engine_args[1:], ""], strict=True):
+        given, equals, value = arg.partition("=")
+        if given.replace("_", "-") == name:
+            found = value if equals else following
+    return found
 
 
 def _tokenizer_folder(model: Any) -> Path | None:

@@ -6,6 +6,7 @@ The fallback for vLLM versions whose engine core batches have not been tested; s
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
 from backend.vllm_request import (
     LONG_LIST_TOKENS,
+    Reasoning,
     engine_prompt,
     is_slow,
     prompt_ids,
@@ -31,6 +33,8 @@ class GeneratePath:
         self.events = events
         self._llm = llm
         self._vocab_size = llm.model_config.get_vocab_size()
+        self._reasoning = Reasoning(llm)
+        self._takes_reasoning = "reasoning_parser_kwargs" in inspect.signature(llm.generate).parameters
         self._numbers = itertools.count()
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._aborts: set[asyncio.Task[None]] = set()
@@ -68,12 +72,12 @@ class GeneratePath:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
-            prompt, params = await self._prepare(job)
+            prompt, params, options = await self._prepare(job)
         except Exception as error:
             self._fail(key, "rejected", error)
             return
         try:
-            await self._stream(key, prompt, params, job.priority)
+            await self._stream(key, prompt, params, options)
         except EngineDeadError as error:
             self.events.died(f"EngineDeadError: {refusal(error)}")
         except EngineGenerateError as error:
@@ -81,17 +85,19 @@ class GeneratePath:
         except Exception as error:  # vLLM's own validation
             self._fail(key, "rejected", error)
 
-    async def _prepare(self, job: Job) -> tuple[Any, Any]:
-        def prepare() -> tuple[Any, Any]:
+    async def _prepare(self, job: Job) -> tuple[Any, Any, dict[str, Any]]:
+        def prepare() -> tuple[Any, Any, dict[str, Any]]:
             prompt = engine_prompt(self._llm, job, prompt_ids(job.ids))
-            return prompt, sampling_params(job.sampling, self._vocab_size)
+            reasoning = self._reasoning.fields(job) if self._takes_reasoning else {}
+            options = {"priority": job.priority, **reasoning}
+            return prompt, sampling_params(job.sampling, self._vocab_size), options
 
         return await asyncio.to_thread(prepare) if is_slow(job, LONG_LIST_TOKENS) else prepare()
 
-    async def _stream(self, key: Key, prompt: Any, params: Any, priority: int) -> None:
+    async def _stream(self, key: Key, prompt: Any, params: Any, options: dict[str, Any]) -> None:
         request_id = str(next(self._numbers))
         is_first = True
-        async for result in self._llm.generate(prompt, params, request_id, priority=priority):
+        async for result in self._llm.generate(prompt, params, request_id, **options):
             choice = result.outputs[0]
             extra = _first(result) if is_first else None
             is_first = False

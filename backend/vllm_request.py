@@ -139,7 +139,45 @@ def engine_prompt(llm: Any, job: Job, ids: list[int] | Extent) -> Any:
     return llm.renderer.process_for_engine(prompt, time.time())
 
 
-def engine_request(llm: Any, request_id: str, job: Job, vocab_size: int) -> Any:
+class Reasoning:
+    """What goes with a grammar, so that it binds after the thinking: whether that is over, and how to tell.
+
+    The engine core makes its reasoning parser of a request's arguments in the middle of a step, and what it
+    trips over there ends every stream. So one is made of them here first: 0.03 ms.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._name = reasoning_parser(getattr(llm, "vllm_config", None))
+
+    def fields(self, job: Job) -> dict[str, Any]:
+        """By vLLM's names; empty for a job without a grammar. Raises `BadJobError`."""
+        if self._name is None or job.sampling.get("structured_outputs") is None:
+            return {}  # the engine would not look at them
+        if job.reasoning_parser_kwargs is not None:
+            self._check(job.reasoning_parser_kwargs)
+        return {
+            "reasoning_ended": job.reasoning_ended,
+            "reasoning_parser_kwargs": job.reasoning_parser_kwargs,
+        }
+
+    def _check(self, arguments: Mapping[str, Any]) -> None:
+        from vllm.reasoning import ReasoningParserManager
+
+        try:
+            ReasoningParserManager.get_reasoning_parser(self._name)(
+                tokenizer=self._llm.renderer.get_tokenizer(), **arguments
+            )
+        except Exception as error:  # whatever a parser makes of them
+            raise BadJobError(f"reasoning_parser_kwargs: {refusal(error)}") from error
+
+
+def reasoning_parser(config: Any) -> str | None:
+    """The name of the engine's reasoning parser, out of vLLM's config, where an empty one is none."""
+    return getattr(getattr(config, "structured_outputs_config", None), "reasoning_parser", None) or None
+
+
+def engine_request(llm: Any, request_id: str, job: Job, vocab_size: int, reasoning: Reasoning) -> Any:
     """The `EngineCoreRequest` of a job, its ids packed. Raises `BadJobError`, or what vLLM raises."""
     extent, packed = packed_ids(job.ids)
     request = llm.input_processor.process_inputs(
@@ -151,6 +189,8 @@ def engine_request(llm: Any, request_id: str, job: Job, vocab_size: int) -> Any:
     )
     request.external_req_id = request_id
     request.prompt_token_ids = packed
+    for name, value in reasoning.fields(job).items():
+        setattr(request, name, value)
     return request
 
 

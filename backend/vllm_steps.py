@@ -18,7 +18,7 @@ from typing import Any, Final
 from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
 from backend.vllm_metrics import StepRecorder
-from backend.vllm_request import LONG_PACKED_TOKENS, engine_request, is_slow, refusal
+from backend.vllm_request import LONG_PACKED_TOKENS, Reasoning, engine_request, is_slow, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class StepPath:
         self._core = llm.engine_core
         self._mm_cache = llm.renderer.mm_processor_cache  # None for a text model
         self._vocab_size = llm.model_config.get_vocab_size()
+        self._reasoning = Reasoning(llm)
         self._recorder = StepRecorder(llm)
         self._numbers = itertools.count()
         self._ids: dict[Key, str] = {}
@@ -89,7 +90,7 @@ class StepPath:
         if entry is None:  # aborted before it began
             return
         try:
-            arguments = (self._llm, request_id, entry.job, self._vocab_size)
+            arguments = (self._llm, request_id, entry.job, self._vocab_size, self._reasoning)
             if is_slow(entry.job, LONG_PACKED_TOKENS):
                 request = await asyncio.to_thread(engine_request, *arguments)
             else:

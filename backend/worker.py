@@ -57,7 +57,8 @@ class WorkerOptions:
     max_model_len: int | None = None
     engine_args: Sequence[str] = ()  # vLLM's own
     engine_path: EnginePath = "auto"
-    scripted: ScriptedOptions | None = None  # its address, secret, TLS and name are taken from here
+    reasoning_parser: str | None = None  # the engine's, unless its arguments name one
+    scripted: ScriptedOptions | None = None  # its address, secret, TLS, name and parser are taken from here
     secret: bytes | None = None
     tls: ssl.SSLContext | None = None
     name: str | None = None
@@ -99,15 +100,15 @@ def build_server(options: WorkerOptions, progress: Progress) -> LinkServer:
                 secret=options.secret,
                 tls=options.tls,
                 name=options.name,
+                reasoning_parser=options.reasoning_parser,
             )
         )
     assert options.model is not None
-    length = () if options.max_model_len is None else ("--max-model-len", str(options.max_model_len))
     engine = VllmEngine(
         VllmOptions(
             model=options.model,
             served_model_names=options.served_model_names,
-            engine_args=(*length, *options.engine_args),
+            engine_args=(*_named_arguments(options), *options.engine_args),
             path=options.engine_path,
             max_waiting=options.max_waiting,
         ),
@@ -116,6 +117,12 @@ def build_server(options: WorkerOptions, progress: Progress) -> LinkServer:
     limits = ServerLimits(max_waiting=options.max_waiting)
     address = parse_address(options.listen)
     return LinkServer(engine, address, options.secret, options.tls, limits, options.name)
+
+
+def _named_arguments(options: WorkerOptions) -> list[str]:
+    """Our settings that are vLLM's arguments. They stand before the user's own, which beat them."""
+    given = {"--max-model-len": options.max_model_len, "--reasoning-parser": options.reasoning_parser}
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
 def _with_embedded_model(options: WorkerOptions, progress: Progress) -> WorkerOptions:

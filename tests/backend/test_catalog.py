@@ -7,23 +7,38 @@ from collections.abc import Mapping
 
 import pytest
 
-from backend.catalog import Catalog, FingerprintError
+from backend.catalog import Catalog, FingerprintError, ReasoningParserError
 from backend.link import Welcome
 from pipeline.values import ModelInfo
 
 
 def make_welcome(
-    worker: str, names: list[str], fingerprint: str = "f" * 64, max_model_len: int = 4096
+    worker: str,
+    names: list[str],
+    fingerprint: str = "f" * 64,
+    max_model_len: int = 4096,
+    reasoning_parser: str | None = None,
 ) -> Welcome:
-    return Welcome(b"", worker, names, max_model_len, 16, {"top_p": 0.9}, fingerprint, [], {})
+    return Welcome(
+        b"",
+        worker,
+        names,
+        max_model_len,
+        16,
+        {"top_p": 0.9},
+        fingerprint,
+        [],
+        {},
+        reasoning_parser=reasoning_parser,
+    )
 
 
 class Told:
     """Counts what `on_model` is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, **parsers: str) -> None:
         self.infos: list[ModelInfo] = []
-        self.catalog = Catalog(self.on_model)
+        self.catalog = Catalog(self.on_model, parsers.get)
 
     async def on_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
         await asyncio.sleep(0.01)
@@ -103,3 +118,35 @@ async def test_model_that_cannot_be_loaded_is_tried_again_by_the_next_worker() -
         with pytest.raises(RuntimeError, match="bad tokenizer"):
             await catalog.join("a", make_welcome("a", ["m"]), read_files)
     assert catalog.names() == ()
+
+
+async def test_reasoning_parser_of_the_engine_is_the_models() -> None:
+    told = Told(m="qwen3")
+    await told.join("a", make_welcome("a", ["m"], reasoning_parser="qwen3"))
+    await told.join("b", make_welcome("b", ["plain"], reasoning_parser=""))
+    assert [info.reasoning_parser for info in told.infos] == ["qwen3", None]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ("qwen3", None, ["no reasoning parser", "'qwen3'", "the worker with --reasoning-parser qwen3"]),
+        (None, "qwen3", ["no reasoning parser", "'qwen3'", "the gateway with --reasoning-parser qwen3"]),
+        ("olmo3", "qwen3", ["'olmo3'", "'qwen3'", "--reasoning-parser qwen3 (or m=qwen3)"]),
+    ],
+)
+async def test_worker_with_another_reasoning_parser_is_refused_and_told_what_to_set(
+    ours: str | None, theirs: str | None, words: list[str]
+) -> None:
+    told = Told(**({} if ours is None else {"m": ours}))
+    with pytest.raises(ReasoningParserError, match="worker worker-a serves 'm'") as caught:
+        await told.join("a", make_welcome("worker-a", ["m"], reasoning_parser=theirs))
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert told.infos == []
+
+
+async def test_worker_that_misfits_under_one_of_its_names_joins_under_none() -> None:
+    told = Told(m="qwen3")
+    with pytest.raises(ReasoningParserError, match="'alias'"):
+        await told.join("a", make_welcome("a", ["m", "alias"], reasoning_parser="qwen3"))
+    assert told.catalog.names() == ()

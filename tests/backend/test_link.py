@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,7 +31,16 @@ FRAMES: list[Frame] = [
     Welcome(
         b"m", "w", ["a", "b"], 4096, 16, {"top_p": 0.9}, "f", [FileInfo("t", "0" * 64, 3)], {"vllm": "1"}
     ),
-    Submit(3, 9, b"\0\0\0\0", {"temperature": 0.5, "stop_token_ids": [1]}, -2, "salt"),
+    Submit(
+        3,
+        9,
+        b"\0\0\0\0",
+        {"temperature": 0.5, "stop_token_ids": [1]},
+        -2,
+        "salt",
+        False,
+        {"chat_template_kwargs": {"thinking": True}},
+    ),
     link.Piece(3, 9, b"\1\0\0\0" * 100),
     Abort([(3, 9), (4, 10)]),
     link.Fetch("0" * 64),
@@ -160,6 +170,31 @@ def test_later_fields_of_a_newer_peer_are_passed_over() -> None:
 
 def test_fields_that_an_older_peer_lacks_take_their_defaults() -> None:
     assert link.decode(link.STATS, msgspec.msgpack.encode([1, 2])) == Stats(1, 2)
+
+
+class SubmitOf01(Frame):
+    """What a peer of version 0.1 reads and writes."""
+
+    slot: int
+    generation: int
+    ids: bytes
+    sampling: dict[str, Any]
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+def test_submit_of_a_newer_gateway_is_whole_to_an_older_worker() -> None:
+    (payload,) = [bytes(link.encode(frame))[link.HEADER_BYTES :] for frame in FRAMES if type(frame) is Submit]
+    old = msgspec.msgpack.decode(payload, type=SubmitOf01)
+    sampling = {"temperature": 0.5, "stop_token_ids": [1]}
+    assert old == SubmitOf01(3, 9, b"\0\0\0\0", sampling, -2, "salt")
+
+
+def test_submit_of_an_older_gateway_leaves_the_reasoning_to_the_engine() -> None:
+    payload = msgspec.msgpack.encode(SubmitOf01(3, 9, b"\0\0\0\0", {"seed": 1}, -2, "salt"))
+    frame = link.decode(link.SUBMIT, payload)
+    assert frame == Submit(3, 9, b"\0\0\0\0", {"seed": 1}, -2, "salt")
+    assert (frame.reasoning_ended, frame.reasoning_parser_kwargs) == (None, None)
 
 
 def test_proof_of_one_side_is_no_proof_of_the_other() -> None:

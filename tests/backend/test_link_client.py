@@ -109,6 +109,16 @@ async def test_worker_of_another_version_is_left_before_anything_is_proven() -> 
         await worker.client.welcomed()
 
 
+async def test_worker_one_minor_version_older_or_newer_is_welcome() -> None:
+    major, minor = link.VERSION
+    for version in ((major, minor - 1), (major, minor + 1)):
+        worker = Worker()
+        worker.challenge(version)
+        (hello,) = worker.frames()
+        assert hello.version == link.VERSION
+        worker.client.close()
+
+
 async def test_silent_worker_is_left_after_the_handshake_limit() -> None:
     worker = Worker(ClientLimits(handshake_s=0.02))
     with pytest.raises(WorkerStalled, match=r"nothing for 0\.02 s"):

@@ -160,6 +160,28 @@ async def test_stranger_is_turned_away(
     await server.stop()
 
 
+@pytest.mark.parametrize("newer", [-1, 1])
+async def test_gateway_one_minor_version_away_is_let_in(tmp_path: Path, newer: int) -> None:
+    server = await make_server(tmp_path)
+    await server.start()
+    major, minor = link.VERSION
+    (welcome,) = Gateway(server).shake(version=(major, minor + newer))
+    assert isinstance(welcome, link.Welcome)
+    await server.stop()
+
+
+async def test_what_a_submit_says_of_its_reasoning_reaches_the_engine(tmp_path: Path) -> None:
+    rig = await make_rig(tmp_path)
+    arguments = {"chat_template_kwargs": {"thinking": True}}
+    rig.gateway.send(Submit(3, 1, b"\1\0\0\0", {"seed": 1}, 0, None, False, arguments), submit(4, 1))
+    found = [rig.engine.jobs[rig.engine.key(slot)] for slot in (3, 4)]
+    assert [(job.reasoning_ended, job.reasoning_parser_kwargs) for job in found] == [
+        (False, arguments),
+        (None, None),
+    ]
+    await rig.server.stop()
+
+
 async def test_silent_peer_is_turned_away_after_the_handshake_limit(tmp_path: Path) -> None:
     server = await make_server(tmp_path, handshake_s=0.02)
     await server.start()

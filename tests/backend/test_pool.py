@@ -185,6 +185,44 @@ async def test_shortest_context_of_a_names_workers_is_the_models(tmp_path: Path)
         assert [info.max_model_len for info in pool.models()] == [1024]
 
 
+async def test_worker_with_another_reasoning_parser_is_refused_told_once_and_never_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        scripted(tmp_path / "a", reasoning_parser="qwen3", name="good") as good,
+        scripted(tmp_path / "b", reasoning_parser="olmo3", name="bad") as bad,
+        pooled(tmp_path, good.address, bad.address, reasoning_parser_of=lambda model: "qwen3") as pool,
+    ):
+        await until(pool.is_settled)
+        (misfit,) = pool.misfits()
+        assert "worker bad serves 'scripted'" in misfit
+        await until(lambda: bad.num_connections == 0)
+        for _ in range(3):  # it comes back, and is refused again
+            await until(lambda: bad.num_connections == 1)
+            await until(lambda: bad.num_connections == 0)
+        assert pool.misfits() == [misfit]
+        assert caplog.text.count(misfit) == 1
+        (info,) = pool.models()
+        assert info.reasoning_parser == "qwen3"
+        for _ in range(4):
+            await ask(pool, [1, 2])
+        assert bad.num_running == 0
+        assert pool.statuses()[1].models == ()
+
+
+async def test_worker_that_comes_back_with_the_right_parser_is_no_misfit_any_more(tmp_path: Path) -> None:
+    address = parse_address(f"unix://{tmp_path}/worker.sock")
+    async with pooled(tmp_path, address, reasoning_parser_of=lambda model: "qwen3") as pool:
+        await until(pool.is_settled)  # nobody is there
+        assert pool.misfits() == []
+        async with scripted(tmp_path):
+            await until(pool.misfits)
+        await until(lambda: not pool.misfits())
+        async with scripted(tmp_path, reasoning_parser="qwen3"):
+            await all_ready(pool)
+            assert pool.misfits() == []
+
+
 async def test_worker_listed_twice_is_refused(tmp_path: Path) -> None:
     async def ignore(info: ModelInfo, files: Mapping[str, bytes]) -> None:
         pass

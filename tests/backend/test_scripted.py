@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from backend.model_files import ModelFilesError
 from backend.ports import EngineEvents, Job, Key, Output
 from backend.scripted import Faults, ScriptedEngine, ScriptedOptions, serve_scripted
 from backend.scripted_tokens import ScriptError
 from tests.backend.linked import EOS_ID, NUM_WORDS, ids_of, make_tokenizer, until
+from tests.pipeline.small_tokenizers import byte_level
 
 
 class Listener:
@@ -189,6 +191,34 @@ async def test_script_object_answers_by_what_the_prompt_contains(tmp_path: Path)
     assert (await listener.answer([5]))[0] == list(islice(listener.engine.tape.walk(ids_of([5])), 5))
 
 
+async def test_script_object_takes_turns_with_the_answers_of_a_key(tmp_path: Path) -> None:
+    script = write_script(tmp_path, {"w7": ["w1", "w2 w3"], "w8": [4, 5], "": "w6"})
+    listener = await make(tmp_path, script=script)
+    found = [(await listener.answer([prompt]))[0][:-1] for prompt in (7, 8, 7, 9, 7, 8)]
+    assert found == [[1], [4, 5], [2, 3], [6], [1], [4, 5]]
+
+
+async def test_script_says_control_strings_as_their_tokens(tmp_path: Path) -> None:
+    """Reasoning and tool calls can be scripted as a model says them, special tokens and plain added ones."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    tokenizer.add_special_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    call = '<think>so</think>\n\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+    script = write_script(tmp_path, {"weather": [call, "plain"], "": "other"})
+    listener = await make(tmp_path, tokenizer=folder, script=script, reasoning_parser="qwen3")
+    prompt = tokenizer.encode("<|im_start|>weather<|im_end|>", add_special_tokens=False).ids
+    grammar = {"json": {"type": "object"}}  # it has no grammar, and makes no fuss about it
+    ids, finish, _ = await listener.answer(prompt, max_tokens=200, structured_outputs=grammar)
+    assert finish == "stop"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == call
+    for control in ("<think>", "</think>", "<tool_call>", "</tool_call>"):
+        assert ids.count(tokenizer.token_to_id(control)) == 1
+    assert tokenizer.decode((await listener.answer(prompt, max_tokens=50))[0]) == "plain"
+    assert listener.engine.info.reasoning_parser == "qwen3"
+
+
 async def test_script_text_is_an_answer_per_line(tmp_path: Path) -> None:
     path = tmp_path / "script.txt"
     path.write_text("w1\n\nw2\u2028w3\n", encoding="utf-8")
@@ -198,7 +228,14 @@ async def test_script_text_is_an_answer_per_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [([], "not empty"), ("text", "a list of answers"), ([["w1"]], "answer 0"), ({"a": [501]}, "answer 'a'")],
+    [
+        ([], "not empty"),
+        ("text", "a list of answers"),
+        ([["w1"]], "answer 0"),
+        ({"a": [501]}, "answer 'a'"),
+        ({"a": ["w1", 2]}, "answer 'a'"),
+        ({"a": [[]]}, "'a'"),
+    ],
 )
 async def test_bad_script_is_named_with_its_entry(tmp_path: Path, value: Any, reason: str) -> None:
     with pytest.raises(ScriptError) as caught:

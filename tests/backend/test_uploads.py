@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,17 @@ def test_short_prompt_is_copied_once_into_its_submit(num_tokens: int) -> None:
     assert frames(parts) == [Submit(3, 9, ids_of(prompt), {"temperature": 0.5, "max_tokens": 5})]
     assert uploads.take_piece() is None
     assert uploads.copied_bytes == 4 * num_tokens
+
+
+@pytest.mark.parametrize("num_tokens", [1, PIECE_TOKENS, PIECE_TOKENS + 1])
+def test_what_a_call_says_of_its_reasoning_travels(num_tokens: int) -> None:
+    uploads = Uploads()
+    arguments = {"chat_template_kwargs": {"thinking": True}}
+    call = replace(make_call([1] * num_tokens), reasoning_ended=False, reasoning_parser_kwargs=arguments)
+    sent = uploads.start(3, 9, call)
+    submit = (frames(sent) if sent is not None else frames_of(uploads))[-1]
+    assert isinstance(submit, Submit)
+    assert (submit.reasoning_ended, submit.reasoning_parser_kwargs) == (False, arguments)
 
 
 @pytest.mark.parametrize("num_tokens", [COPIED_TOKENS + 1, PIECE_TOKENS])
