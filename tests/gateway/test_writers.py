@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.frames import json_bytes
-from gateway.writers import send_error
+from gateway.frames import ChatShape, data_frame, json_bytes
+from gateway.outlet import Outlet
+from gateway.record import RequestRecord
+from gateway.writers import JsonWriter, KeepingSseWriter, SseWriter, Writer, send_error
 from pipeline.errors import BadKey, QueueFull
-from pipeline.values import Dropped
-from tests.gateway.answering import CREATED, REQUEST_ID, Case, ids_of
+from pipeline.events import CONTENT, REASONING, Finish, PositionLogprobs, TextDelta, ToolCallDelta
+from pipeline.values import Delivery, Dropped, TokenLogprobs
+from tests.gateway.answering import CREATED, REQUEST_ID, Case, Client, ids_of, vocabulary
 
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -174,3 +183,240 @@ async def test_an_error_is_a_whole_response(error: Exception, status: int) -> No
     assert one.client.is_ended
     assert "user text" not in one.client.body.decode()
     assert set(one.client.json["error"]) == {"message", "type", "param", "code"}
+
+
+# -- channels ------------------------------------------------------------------------------------------------
+
+Event = TextDelta | ToolCallDelta
+SHAPE = ChatShape(REQUEST_ID, CREATED, "m")
+ENTRY = PositionLogprobs(7, 0, 1, TokenLogprobs([7, 8], [-0.5, -1.5], 1))
+PLAIN = Delivery(stream=True)
+CONTINUOUS = Delivery(stream=True, include_usage=True, continuous_usage=True)
+CALL = [ToolCallDelta(0, "f", "", "x"), ToolCallDelta(0, None, '{"a":'), ToolCallDelta(0, None, "1}")]
+PIECES = (
+    "a",
+    "b c",
+    "流水",
+    "👋",
+    "\u2028",
+    "\u2029x",
+    "\u0085",
+    '"',
+    "\\",
+    "\n\ndata: [DONE]\n\n",
+    "",
+    "</b>",
+)
+
+
+def written(
+    events: Sequence[Event],
+    finish: Finish | None = None,
+    shape: ChatShape = SHAPE,
+    kind: type[SseWriter] | type[JsonWriter] = SseWriter,
+    delivery: Delivery = PLAIN,
+) -> tuple[Client, Writer]:
+    """What a client gets of an answer of one choice."""
+    client = Client()
+    record = RequestRecord(REQUEST_ID, "/v1/chat/completions", 0.0, model="m")
+    outlet = Outlet(client, 1 << 20, lambda reason: None)
+    writer: Writer = (
+        JsonWriter(outlet, shape, vocabulary(), record, 1)
+        if issubclass(kind, JsonWriter)
+        else kind(outlet, shape, vocabulary(), record, delivery, 1)
+    )
+    writer.first()
+    for event in events:
+        if isinstance(event, TextDelta) and event.channel == CONTENT and not event.logprobs:
+            writer.text(0, event.text)
+        else:
+            writer.delta(0, event)
+    writer.finished(0, finish or Finish("stop"))
+    writer.end(dict)
+    return client, writer
+
+
+def whole(*events: Event, finish: Finish | None = None, shape: ChatShape = SHAPE) -> ChatCompletion:
+    client, _ = written(events, finish, shape, JsonWriter)
+    return ChatCompletion.model_validate_json(client.body, strict=True)
+
+
+def accumulated(client: Client) -> ChatCompletion:
+    """What OpenAI's own client makes of a stream."""
+    state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+    for chunk in client.chunks:
+        parsed = ChatCompletionChunk.model_validate_json(json_bytes(chunk), strict=True)
+        assert parsed.to_dict(mode="json", exclude_unset=True) == chunk
+        list(state.handle_chunk(parsed))
+    return state.get_final_completion()
+
+
+def random_events(rng: random.Random) -> list[Event]:
+    """Text of both channels in turn, and calls whose pieces stay together."""
+    events: list[Event] = []
+    num_calls = 0
+    for _ in range(rng.randrange(6)):
+        texts = ["".join(rng.choices(PIECES, k=rng.randrange(3))) for _ in range(rng.randrange(5))]
+        channel = rng.choice((CONTENT, REASONING, "call"))
+        if channel == "call":
+            call_id = rng.choice((None, f"id {num_calls}"))
+            events.append(ToolCallDelta(num_calls, rng.choice(PIECES) + "f", "", call_id))
+            events += [ToolCallDelta(num_calls, None, text) for text in texts]
+            num_calls += 1
+        else:
+            events += [TextDelta(channel, text, [ENTRY] * rng.choice((0, 0, 1))) for text in texts]
+    return events
+
+
+def joined(events: Sequence[Event]) -> dict[str, Any]:
+    """What a message holds, by the events themselves."""
+    names = {event.call: event.name for event in events if isinstance(event, ToolCallDelta) and event.name}
+    return {
+        channel: "".join(e.text for e in events if isinstance(e, TextDelta) and e.channel == channel)
+        for channel in (CONTENT, REASONING)
+    } | {
+        "calls": [
+            (name, "".join(e.arguments for e in events if isinstance(e, ToolCallDelta) and e.call == call))
+            for call, name in names.items()
+        ],
+        "logprobs": sum(len(e.logprobs) for e in events if isinstance(e, TextDelta)),
+    }
+
+
+def held(answer: ChatCompletion) -> dict[str, Any]:
+    """The same of what a client has."""
+    choice = answer.choices[0]
+    message = choice.message
+    calls = [call for call in message.tool_calls or () if call.type == "function"]
+    entries = choice.logprobs.content if choice.logprobs is not None else None
+    return {
+        "content": message.content or "",
+        "reasoning": (message.model_extra or {}).get("reasoning", ""),
+        "calls": [(call.function.name, call.function.arguments) for call in calls],
+        "logprobs": len(entries or ()),
+    }
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_every_channel_arrives_whole_in_a_stream_and_in_a_document(seed: int) -> None:
+    events = random_events(random.Random(seed))
+    expected = joined(events)
+    assert held(whole(*events)) == expected
+    for delivery in (PLAIN, CONTINUOUS):
+        client, writer = written(events, delivery=delivery)
+        assert client.is_done
+        assert held(accumulated(client)) == expected
+        assert writer.num_frames == len(events) + 3  # opening, finish, end
+        assert all(len(frame.decode().splitlines()) == 1 for frame in client.frames)
+
+
+async def test_quick_frames_are_those_of_the_shape() -> None:
+    events: list[Event] = [
+        TextDelta(REASONING, "h\u2028m"),
+        TextDelta(CONTENT, "a"),
+        TextDelta(REASONING, "x"),
+        *CALL,
+    ]
+    client, _ = written(events)
+    choices = [
+        SHAPE.opening(0),
+        *(
+            SHAPE.tool_call(0, event)
+            if isinstance(event, ToolCallDelta)
+            else SHAPE.delta(0, event.text, None, event.channel)
+            for event in events
+        ),
+        SHAPE.ending(0, Finish("stop")),
+    ]
+    assert client.bodies[:-1] == [data_frame(SHAPE.chunk([choice])) for choice in choices]
+
+
+async def test_each_choice_and_each_call_has_its_own_number() -> None:
+    one = case(num_choices=2)
+    one.writer.first()
+    for index in (1, 0):
+        one.writer.delta(index, TextDelta(REASONING, "hm"))
+        for call in range(2):
+            one.writer.delta(index, ToolCallDelta(call, "f", ""))
+            one.writer.delta(index, ToolCallDelta(call, None, "{"))
+            one.writer.delta(index, ToolCallDelta(call, None, "}"))
+    choices = [chunk["choices"][0] for chunk in one.client.chunks[2:]]
+    assert [choice["index"] for choice in choices] == [1] * 7 + [0] * 7
+    pieces = [choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"]]
+    assert [piece["index"] for piece in pieces] == [0, 0, 0, 1, 1, 1] * 2
+    assert ["id" in piece and "type" in piece for piece in pieces] == [True, False, False] * 4
+    assert ["name" in piece["function"] for piece in pieces] == [True, False, False] * 4
+
+
+@pytest.mark.parametrize("kind", [SseWriter, JsonWriter])
+async def test_a_call_keeps_its_id_or_gets_one(kind: type[SseWriter] | type[JsonWriter]) -> None:
+    events = [ToolCallDelta(0, "f", "{}", "own"), ToolCallDelta(1, "f", "{}"), ToolCallDelta(2, "f", "{}")]
+    client, _ = written(events, kind=kind)
+    own, *made = re.findall(rb'"id":"([^"]*)","type":"function"', client.body)
+    assert own == b"own"
+    assert all(re.fullmatch(rb"call_[0-9a-f]{24}", call_id) for call_id in made)
+    assert len(set(made)) == 2
+
+
+async def test_reasoning_has_its_older_name_only_if_asked_for() -> None:
+    events = [TextDelta(REASONING, "h"), TextDelta(REASONING, "m")]
+    both = ChatShape(REQUEST_ID, CREATED, "m", reasoning_content=True)
+    for shape, names in ((SHAPE, {"reasoning"}), (both, {"reasoning", "reasoning_content"})):
+        client, _ = written(events, shape=shape)
+        for answer in (accumulated(client), whole(*events, shape=shape)):
+            extra = answer.choices[0].message.model_extra or {}
+            assert extra == dict.fromkeys(names, "hm")
+
+
+async def test_content_is_null_only_beside_calls() -> None:
+    assert whole(*CALL).choices[0].message.content is None
+    assert whole(TextDelta(CONTENT, "a"), *CALL).choices[0].message.content == "a"
+    assert whole(TextDelta(REASONING, "hm")).choices[0].message.content == ""
+
+
+async def test_a_problem_of_the_format_is_told_beside_the_finish() -> None:
+    finish = Finish("stop", None, "not JSON")
+    client, _ = written([TextDelta(CONTENT, "{")], finish)
+    results = {"valid": False, "problem": "not JSON"}
+    assert [chunk["choices"][0].get("format_results") for chunk in client.chunks] == [None, None, results]
+    assert whole(TextDelta(CONTENT, "{"), finish=finish).choices[0].to_dict()["format_results"] == results
+
+
+async def test_continuous_usage_is_on_the_frames_of_every_channel() -> None:
+    client, _ = written([TextDelta(REASONING, "hm"), *CALL], delivery=CONTINUOUS)
+    assert all("usage" in chunk for chunk in client.chunks)
+
+
+async def test_usage_has_the_reasoning_tokens() -> None:
+    one = case(include_usage=True)
+    one.record.reasoning_tokens = 2
+    one.streams[0].say("a", "stop")
+    assert one.client.chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+async def test_what_is_taken_back_is_gone_in_every_channel() -> None:
+    one = case(stream=False)
+    events: list[Event] = [TextDelta(REASONING, "hm"), TextDelta(CONTENT, "a", [ENTRY]), *CALL]
+    for event in events:
+        one.writer.delta(0, event)
+    assert one.writer.take_back(0)
+    one.streams[0].say("b", "stop")
+    choice = one.client.json["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "b", "refusal": None}
+    assert choice["logprobs"] is None
+
+
+@pytest.mark.parametrize("kind", [KeepingSseWriter, JsonWriter])
+@pytest.mark.parametrize(
+    ("events", "kept"),
+    [
+        ([TextDelta(CONTENT, "a"), TextDelta(CONTENT, "b", [ENTRY])], "ab"),
+        ([TextDelta(REASONING, "hm"), TextDelta(CONTENT, "a")], "a"),
+        ([TextDelta(CONTENT, "a"), *CALL], ""),
+    ],
+)
+async def test_kept_text_is_what_a_plain_message_is_sent_back_with(
+    kind: type[KeepingSseWriter] | type[JsonWriter], events: list[Event], kept: str
+) -> None:
+    _, writer = written(events, kind=kind)
+    assert writer.whole_text() == kept
