@@ -86,6 +86,7 @@ function addTurn(role, text) {
 
 class AnswerTurn {
   text = "";
+  calls = []; // by index, the text nodes of their arguments
 
   constructor() {
     this.element = addTurn("assistant waiting", "");
@@ -98,17 +99,20 @@ class AnswerTurn {
     const choice = chunk.choices[0];
     if (!choice) return;
     if (choice.finish_reason) this.finish = choice.finish_reason;
-    const { content, reasoning } = choice.delta;
-    if (content || reasoning) this.#arrived();
+    if (choice.format_results) this.problem = choice.format_results.problem;
+    const { content, reasoning, tool_calls: pieces = [] } = choice.delta;
+    if (content || reasoning || pieces.length) this.#arrived();
     if (reasoning) this.#addReasoning(reasoning);
     if (content) {
       this.text += content;
       this.node.appendData(content);
     }
+    for (const piece of pieces) this.#addToCall(piece);
   }
 
   end() {
     this.element.classList.remove("waiting", "streaming");
+    if (this.problem) this.element.append(element("p", "problem", `Not in the format asked for: ${this.problem}`));
     const numbers = this.#numbers();
     if (numbers.length) this.element.append(element("p", "numbers", numbers.join(" · ")));
   }
@@ -139,6 +143,19 @@ class AnswerTurn {
       this.element.querySelector(".text").before(details);
     }
     this.reasoning.appendData(text);
+  }
+
+  #addToCall({ index, function: called }) {
+    if (!this.calls[index]) {
+      const box = element("div", "call");
+      const title = element("p", "", "Calls ");
+      title.append(element("code", "", called.name));
+      this.calls[index] = document.createTextNode("");
+      box.append(title, element("pre", "arguments"));
+      box.lastChild.append(this.calls[index]);
+      this.element.append(box);
+    }
+    this.calls[index].appendData(called.arguments ?? "");
   }
 
   #numbers() {

@@ -26,10 +26,21 @@ USAGE = {
     "prompt_tokens_details": {"cached_tokens": 16},
 }
 
+# Two tool calls in pieces.
+CALLS = (
+    {"index": 0, "id": "a", "type": "function", "function": {"name": "<b>find</b>", "arguments": ""}},
+    {"index": 0, "function": {"arguments": '{"q":'}},
+    {"index": 0, "function": {"arguments": '"<b>x</b>"}'}},
+    {"index": 1, "id": "b", "type": "function", "function": {"name": "stop", "arguments": ""}},
+)
+
 
 @dataclass
 class PageServer:
-    """Answers by the last question: error 400, break, frame error, forever, html, think; or a short text."""
+    """Answers by the last question.
+
+    error 400, break, frame error, forever, html, think, call, bad format; else a short text.
+    """
 
     url: str = ""
     needs_key: bool = False
@@ -60,6 +71,9 @@ class PageServer:
         yield _chunk({"role": "assistant", "content": ""})
         if question == "think":
             yield _chunk({"reasoning": "First, the facts."})
+        if question == "call":
+            for call in CALLS:
+                yield _chunk({"tool_calls": [call]})
         text = (
             "<b>bold</b> <script>document.title='broken'</script>"
             if question == "html"
@@ -85,13 +99,16 @@ class PageServer:
             yield b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
         if question in ("break", "frame error"):
             return
-        yield _chunk({}, "stop")
+        if question == "bad format":
+            yield _chunk({}, "stop", format_results={"valid": False, "problem": "<b>no JSON</b>"})
+        else:
+            yield _chunk({}, "stop")
         yield b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\r\n\r\n"
         yield b"data: [DONE]\n\n"
 
 
-def _chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+def _chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish, **more}
     return b"data: " + json.dumps({"choices": [choice]}, ensure_ascii=False).encode() + b"\n\n"
 
 

@@ -152,6 +152,28 @@ async def test_reasoning_is_shown_apart(tab: Tab, server: PageServer) -> None:
     assert await last_text(tab) == ANSWER
 
 
+async def test_tool_calls_are_shown_as_text(tab: Tab, server: PageServer) -> None:
+    await open_chat(tab, server)
+    await ask(tab, "call")
+    await ended(tab)
+    shown = "querySelectorAll('.call')].map((each) => [...each.children].map((part) => part.textContent))"
+    assert await tab.run(f"[...{LAST}.{shown}") == [
+        ["Calls <b>find</b>", '{"q":"<b>x</b>"}'],
+        ["Calls stop", ""],
+    ]
+    assert await last_text(tab) == ANSWER
+    assert await tab.run("document.querySelectorAll('#log b').length") == 0
+
+
+async def test_answer_in_a_wrong_format_is_marked(tab: Tab, server: PageServer) -> None:
+    await open_chat(tab, server)
+    for question, problems in (("one", []), ("bad format", ["Not in the format asked for: <b>no JSON</b>"])):
+        await ask(tab, question)
+        await ended(tab)
+        shown = "querySelectorAll('.problem')].map((each) => each.textContent)"
+        assert await tab.run(f"[...{LAST}.{shown}") == problems
+
+
 async def test_key_is_asked_for_and_kept_in_this_tab_only(tab: Tab, server: PageServer) -> None:
     server.needs_key = True
     await tab.open(server.url)
