@@ -4,6 +4,10 @@ Most of a next turn's new text is the answer before it. The client sends it back
 knows it already, and has time until then. Only chats that have gone on once are expected to do so again:
 single requests cost nothing here. An answer that comes back changed, or never, was tokenized in vain.
 
+Reasoning is no part of it: few clients send it back, and templates drop it from earlier turns. An answer with
+tool calls is not learned at all: the template writes them and the content as one, and what comes back with
+them is a client's own reading of their JSON (`whole_text` of `gateway/writers.py`).
+
 Not here: what a segment is, and how long it is remembered (`pipeline/token_cache.py`).
 """
 

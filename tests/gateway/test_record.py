@@ -51,6 +51,14 @@ def test_server_timing_has_the_stages_and_the_queue() -> None:
 
 def test_usage_is_what_the_engine_counted() -> None:
     assert record(prompt_tokens=5, output_tokens=3, cached_tokens=4).usage == Usage(5, 3, 4)
+    reasoned = record(prompt_tokens=5, output_tokens=3, reasoning_tokens=0)
+    assert reasoned.usage == Usage(5, 3, 0, reasoning_tokens=0)
+
+
+@pytest.mark.parametrize("reasoning_tokens", [None, 0, 2])
+def test_log_fields_have_the_reasoning_tokens(reasoning_tokens: int | None) -> None:
+    fields = record(output_tokens=3, reasoning_tokens=reasoning_tokens).log_fields(101.0, 0.0)
+    assert (fields["output_tokens"], fields["reasoning_tokens"]) == (3, reasoning_tokens)
 
 
 def test_log_fields_are_json_with_the_times() -> None:
