@@ -42,10 +42,25 @@ class Engine:
         self._num_keys = 0
 
     def start(self, ids: list[int], priority: int = 0, salt: str | None = None, **sampling: Any) -> str:
+        return self.submit(Job(pack(ids), sampling, priority, salt))
+
+    def submit(self, job: Job) -> str:
         self._num_keys += 1
         key = f"{self.engine.info.engine_path}-{self._num_keys}"
-        self.engine.submit(key, Job(pack(ids), sampling, priority, salt))
+        self.engine.submit(key, job)
         return key
+
+    async def answer(self, prompt: str | list[int], ended: bool | None, **arguments: Any) -> str:
+        """Greedy, with a grammar that allows "yes" and "no"."""
+        tokenizer = self.engine._llm.get_tokenizer()
+        ids = tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+        sampling = {"temperature": 0.0, "max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}
+        key = self.submit(
+            Job(pack(ids), sampling, reasoning_ended=ended, reasoning_parser_kwargs=arguments or None)
+        )
+        await self.heard.end(key)
+        text: str = tokenizer.decode(self.heard.ids(key), skip_special_tokens=True)
+        return text
 
     async def run(self, ids: list[int], salt: str | None = None, **sampling: Any) -> str:
         key = self.start(ids, salt=salt, **sampling)
@@ -65,7 +80,9 @@ class Engine:
 async def started(embedded_model: Path) -> AsyncIterator[Engine]:
     import_vllm()
     heard, shown = Heard(), StringIO()
-    engine = VllmEngine(VllmOptions(str(embedded_model), ("tiny", "small")), StreamProgress(shown))
+    # Of all of vLLM's parsers the one that takes a tokenizer without a token for </think>.
+    options = VllmOptions(str(embedded_model), ("tiny", "small"), ("--reasoning-parser", "olmo3"))
+    engine = VllmEngine(options, StreamProgress(shown))
     try:
         await engine.start(heard.events)
         yield Engine(engine, heard, shown)
@@ -114,6 +131,7 @@ async def test_info_describes_model_and_engine(started: Engine, embedded_model: 
     assert {each.name for each in info.files} >= {"tokenizer.json", "chat_template.jinja", "config.json"}
     assert info.default_sampling == {}  # this model's generation_config sets none
     assert info.versions["vllm"]
+    assert info.reasoning_parser == "olmo3"
     assert not info.scripted
 
 
@@ -177,10 +195,33 @@ async def test_seeds_repeat_and_differ(engine: Engine) -> None:
     assert len({tuple(ids) for ids in runs}) == 3
 
 
-async def test_structured_output_is_obeyed(engine: Engine) -> None:
-    key = await engine.run(PROMPTS[0], max_tokens=8, structured_outputs={"choice": ["yes", "no"]})
-    tokenizer = engine.engine._llm.get_tokenizer()
-    assert tokenizer.decode(engine.heard.ids(key), skip_special_tokens=True) in ("yes", "no")
+async def test_grammar_binds_at_once_where_the_prompt_has_ended_the_reasoning(engine: Engine) -> None:
+    assert await engine.answer(PROMPTS[0], ended=True) in ("yes", "no")
+    # Without a word the engine looks for the end in the prompt.
+    assert await engine.answer("Is it so?</think>", ended=None) in ("yes", "no")
+
+
+async def test_grammar_lets_the_reasoning_be(engine: Engine) -> None:
+    free = engine.heard.ids(await engine.run(PROMPTS[0], **GREEDY))
+    text = engine.engine._llm.get_tokenizer().decode(free)
+    assert await engine.answer(PROMPTS[0], ended=False) == text
+    assert await engine.answer(PROMPTS[0], ended=None) == text
+
+
+async def test_grammar_binds_when_the_reasoning_ends(engine: Engine) -> None:
+    """A prompt after which the model closes its last element, as it would go on with the list."""
+    prompt = "<bold>one</bold>\n<word>two</word>\n<think>three"
+    assert await engine.answer(prompt, ended=False) in ("</think>yes", "</think>no")
+
+
+async def test_arguments_that_the_reasoning_parser_does_not_take_are_refused(engine: Engine) -> None:
+    """The engine core would die of them, and every stream with it."""
+    sampling = {"max_tokens": 2, "structured_outputs": {"choice": ["yes", "no"]}}
+    key = engine.submit(Job(pack([1]), sampling, reasoning_parser_kwargs={"tokenizer": 1}))
+    last = await engine.heard.end(key)
+    assert last[2] == "rejected"
+    assert last[3].startswith("reasoning_parser_kwargs: ")
+    assert await engine.answer(PROMPTS[0], ended=True, chat_template_kwargs={"thinking": 1}) in ("yes", "no")
 
 
 @pytest.mark.parametrize(
@@ -339,6 +380,8 @@ async def test_killed_engine_core_is_noticed_and_refuses_jobs(started: Engine) -
     [
         (["--max-num-seqs", "many"], "does not take its arguments: argument --max-num-seqs"),
         (["--no-such-argument"], "does not take its arguments: unrecognized arguments: --no-such-argument"),
+        (["--reasoning-parser", "nonsense"], "Reasoning parser 'nonsense' not found"),
+        (["--reasoning-parser", "deepseek_r1"], "could not locate think start/end tokens"),
         (["--max-model-len", "1000000"], r"cannot use (?s:.*)max_model_len \(1000000\) is greater"),
     ],
 )

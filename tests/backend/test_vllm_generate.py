@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backend.ports import Job
+from tests.backend.linked import until
 from tests.backend.vllm_parts import FakeLlm, Heard, import_vllm, pack
 
 PROMPT = pack([1, 2, 3])
@@ -27,10 +28,21 @@ class Llm(FakeLlm):
         super().__init__()
         self.queues: list[asyncio.Queue[Any]] = []
         self.num_cancelled = 0
+        self.reasoning: list[tuple[bool | None, Any]] = []
+        structured = SimpleNamespace(reasoning_parser="olmo3")
+        self.vllm_config = SimpleNamespace(structured_outputs_config=structured)
 
     async def generate(
-        self, prompt: Any, params: Any, request_id: str, *, priority: int
+        self,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        *,
+        priority: int,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: Any = None,
     ) -> AsyncIterator[Any]:
+        self.reasoning.append((reasoning_ended, reasoning_parser_kwargs))
         queue: asyncio.Queue[Any] = asyncio.Queue()
         self.queues.append(queue)
         try:
@@ -147,3 +159,31 @@ async def test_bad_sampling_is_rejected_before_the_engine(setup: Setup) -> None:
     assert failed is not None
     assert failed[2:] == ("rejected", "nonsense: this engine has no such sampling parameter")
     assert setup.llm.queues == []
+
+
+async def test_reasoning_goes_with_a_grammar(setup: Setup) -> None:
+    grammar = {"structured_outputs": {"json_object": True}}
+    setup.path.submit("a", Job(PROMPT, grammar, reasoning_ended=False))
+    await until(lambda: setup.llm.reasoning)  # a grammar is prepared in a thread
+    setup.path.submit("b", Job(PROMPT, {}, reasoning_ended=False))
+    await settle()
+    assert setup.llm.reasoning == [(False, None), (None, None)]
+
+
+async def test_version_that_knows_no_reasoning_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from backend.vllm_generate import GeneratePath
+
+    given: list[dict[str, Any]] = []
+
+    async def generate(prompt: Any, params: Any, request_id: str, *, priority: int) -> AsyncIterator[Any]:
+        given.append({"priority": priority})
+        return
+        yield
+
+    llm = Llm()
+    monkeypatch.setattr(llm, "generate", generate)
+    path = GeneratePath(llm, Heard().events)
+    path.submit("a", Job(PROMPT, {"structured_outputs": {"json_object": True}}, reasoning_ended=False))
+    await until(lambda: given)
+    assert given == [{"priority": 0}]
+    await path.close()

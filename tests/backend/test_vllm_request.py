@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from backend.ports import Job
 from backend.vllm_request import (
     BadJobError,
+    Reasoning,
     engine_request,
     is_slow,
     packed_ids,
@@ -77,9 +79,48 @@ def test_engine_request_has_the_packed_ids_and_all_fields() -> None:
     import msgspec
 
     llm = FakeLlm()
-    request = engine_request(llm, "7", Job(pack([5, 70_000]), {"max_tokens": 3}), 100_000)
+    job = Job(pack([5, 70_000]), {"max_tokens": 3})
+    request = engine_request(llm, "7", job, 100_000, Reasoning(llm))
     assert msgspec.msgpack.decode(request.prompt_token_ids) == [5, 70_000]
     assert (request.external_req_id, request.sampling_params.max_tokens) == ("7", 3)
+
+
+class Tokenizer:
+    """As much as the parser olmo3 wants of one."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"Ġ</": 1, "</": 2, "think": 3, ">": 4}
+
+
+def reasoning(parser: str) -> Reasoning:
+    llm = FakeLlm()
+    structured = SimpleNamespace(reasoning_parser=parser)
+    llm.vllm_config = SimpleNamespace(structured_outputs_config=structured)  # type: ignore[attr-defined]
+    llm.renderer.get_tokenizer = Tokenizer
+    return Reasoning(llm)
+
+
+GRAMMAR = {"structured_outputs": {"json_object": True}}
+ARGUMENTS = {"chat_template_kwargs": {"thinking": True}}
+
+
+def test_reasoning_goes_with_a_grammar_to_an_engine_that_parses_it() -> None:
+    job = Job(b"", GRAMMAR, reasoning_ended=False, reasoning_parser_kwargs=ARGUMENTS)
+    assert reasoning("olmo3").fields(job) == {
+        "reasoning_ended": False,
+        "reasoning_parser_kwargs": ARGUMENTS,
+    }
+    request = engine_request(FakeLlm(), "7", replace(job, ids=pack([5])), VOCAB, reasoning("olmo3"))
+    assert (request.reasoning_ended, request.reasoning_parser_kwargs) == (False, ARGUMENTS)
+    assert reasoning("").fields(job) == {}
+    assert reasoning("olmo3").fields(replace(job, sampling={})) == {}
+
+
+@pytest.mark.parametrize("arguments", [{"tokenizer": 1}, {"no": 1, "tokenizer": None}, {1: 2}, [1]])
+def test_arguments_that_no_reasoning_parser_can_be_made_of_are_refused(arguments: Any) -> None:
+    job = Job(b"", GRAMMAR, reasoning_parser_kwargs=arguments)
+    with pytest.raises(BadJobError, match=r"reasoning_parser_kwargs: .+"):
+        reasoning("olmo3").fields(job)
 
 
 def test_fields_are_passed_on_and_tokens_stay_ids() -> None:
