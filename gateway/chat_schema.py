@@ -18,9 +18,12 @@ from gateway.sampling_fields import (
     RequestLimits,
     SamplingFields,
 )
+from gateway.tool_choice_field import SCHEMA as TOOL_CHOICE_SCHEMA
+from gateway.tool_choice_field import to_tool_choice
 from gateway.unsupported_fields import refuse_unsupported
 from pipeline.context_policy import POLICIES
 from pipeline.errors import InvalidRequest
+from pipeline.tool_choice import FORCED
 from pipeline.values import ChatRequest, TemplateUse
 
 REASONING_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -94,13 +97,21 @@ class ChatBody(SamplingFields, kw_only=True):
             extra_json_schema={"minimum": 0, "maximum": MAX_LOGPROBS},
         ),
     ] = None
-    tools: Annotated[list[Tool] | None, Meta(description="Shown to the model by its template.")] = None
+    tools: Annotated[list[Tool] | None, Meta(description="What the model may call.")] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None,
         Meta(
-            description="With tools it must be 'none': this server has no tool-call parser.",
-            examples=["none"],
+            description="Whether tools are called: 'none', 'auto' (the default with tools), 'required', the "
+            "one that must be, or those to choose from. 'auto' needs a tool-call parser on the server; what "
+            "must be called is a constraint of the engine, in the place of response_format.",
+            extra_json_schema=TOOL_CHOICE_SCHEMA,
         ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="Several calls in one answer. True is the default.")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Meta(description="Give the reasoning, too. True is the default.")
     ] = None
     reasoning_effort: Annotated[
         str | None,
@@ -136,21 +147,28 @@ def parse_chat(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatReque
             "unsupported_field",
         )
     max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    continue_final_message = bool(fields.continue_final_message)
+    tool_choice, tools = to_tool_choice(fields.tool_choice, to_tools(fields.tools, limits.max_depth))
     return ChatRequest(
         model=fields.model,
         messages=_messages(fields, limits),
         generation=to_generation(
-            fields, limits, None if max_tokens is None else int(max_tokens), _logprobs(fields)
+            fields,
+            limits,
+            None if max_tokens is None else int(max_tokens),
+            _logprobs(fields),
+            calls_tools=tool_choice.kind in FORCED,
         ),
-        delivery=to_delivery(fields),
-        tools=_tools(fields, limits),
+        delivery=to_delivery(fields, limits),
+        tools=tools,
         documents=fields.documents,
         chat_template_kwargs=_template_variables(fields, limits),
         add_generation_prompt=_add_generation_prompt(fields),
-        continue_final_message=continue_final_message,
+        continue_final_message=bool(fields.continue_final_message),
         template=_template(fields.template),
         context_policy=_one_of(fields.context_policy, POLICIES, "context_policy"),
+        tool_choice=tool_choice,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        include_reasoning=fields.include_reasoning is not False,
     )
 
 
@@ -191,31 +209,6 @@ def _logprobs(fields: ChatBody) -> int | None:
             f"'top_logprobs' needs 'logprobs': true, got top_logprobs = {num_top}.", "top_logprobs"
         )
     return None
-
-
-def _tools(fields: ChatBody, limits: RequestLimits) -> list[dict[str, Any]] | None:
-    """The tools for the template. Calling them is refused: nothing here could read the model's calls."""
-    tools = to_tools(fields.tools, limits.max_depth)
-    choice = fields.tool_choice
-    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise InvalidRequest(
-            f"'tool_choice' must be 'none', 'auto', 'required' or a named tool, got {show(choice)}.",
-            "tool_choice",
-        )
-    if choice not in (None, "none") and tools is None:
-        raise InvalidRequest("'tool_choice' needs 'tools'.", "tool_choice")
-    if tools is None or choice == "none":
-        return tools
-    wanted = (
-        f"'tool_choice': {show(choice)}"
-        if choice is not None
-        else "'tools' without 'tool_choice' means 'auto', which"
-    )
-    raise InvalidRequest(
-        f"{wanted} requires a tool-call parser, and this server has none. Use 'tool_choice': \"none\".",
-        "tool_choice",
-        "unsupported_field",
-    )
 
 
 def _template_variables(fields: ChatBody, limits: RequestLimits) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def parse_completion(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> Com
         model=fields.model,
         prompts=prompts,
         generation=generation,
-        delivery=to_delivery(fields),
+        delivery=to_delivery(fields, limits),
         add_special_tokens=fields.add_special_tokens is not False,
     )
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from filters.escaping import ESCAPES
 from gateway.json_body import show
 from gateway.sampling_fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_LOGPROBS,
+    Output,
     RepetitionDetection,
     RequestLimits,
     SamplingFields,
 )
-from gateway.structured_outputs import to_sampling
+from gateway.structured_outputs import to_answer_format, to_sampling
 from pipeline.errors import InvalidRequest
 from pipeline.values import Delivery, Generation
 
@@ -38,30 +40,45 @@ _INTEGERS: Final = ("top_k", "min_tokens")
 
 
 def to_generation(
-    body: SamplingFields, limits: RequestLimits, max_tokens: int | None, logprobs: int | None
+    body: SamplingFields,
+    limits: RequestLimits,
+    max_tokens: int | None,
+    logprobs: int | None,
+    *,
+    calls_tools: bool = False,
 ) -> Generation:
-    """What the body asks of the engine. Raises `InvalidRequest`."""
+    """What the body asks of the engine. Raises `InvalidRequest`.
+
+    `calls_tools`: the engine must call a tool, and the answer's format does not matter.
+    """
     n = int(body.n or 1)
     _check_combinations(body, n, max_tokens, limits)
+    if calls_tools and body.structured_outputs is not None:
+        raise InvalidRequest(
+            "'structured_outputs' cannot be used with a 'tool_choice' by which a tool must be called.",
+            "structured_outputs",
+        )
     priority = body.priority or 0
+    constraint = to_sampling(body.structured_outputs, body.response_format, limits.max_depth)
     return Generation(
-        sampling=_sampling(body, limits),
+        sampling=_sampling(body, limits, constraint),
         max_tokens=max_tokens,
         n=n,
         stop=_stop_strings(body.stop, limits),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         logprobs=logprobs,
+        answer_format=None if calls_tools else to_answer_format(constraint, body.response_format),
         priority=priority,
         cache_salt=_cache_salt(body.cache_salt),
     )
 
 
-def to_delivery(body: SamplingFields) -> Delivery:
+def to_delivery(body: SamplingFields, limits: RequestLimits) -> Delivery:
     """How the answer is to travel. Raises `InvalidRequest` for stream options without a stream."""
-    stream, options = bool(body.stream), body.stream_options
+    stream, options, escape = bool(body.stream), body.stream_options, _escape(body.output, limits)
     if options is None:
-        return Delivery(stream)
+        return Delivery(stream, escape=escape)
     if not stream:
         raise InvalidRequest("'stream_options' is only allowed with 'stream': true.", "stream_options")
     include_usage = bool(options.include_usage or options.include_timings)
@@ -70,6 +87,7 @@ def to_delivery(body: SamplingFields) -> Delivery:
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.continuous_usage_stats),
         include_timings=bool(options.include_timings),
+        escape=escape,
     )
 
 
@@ -104,7 +122,26 @@ def _check_combinations(body: SamplingFields, n: int, max_tokens: int | None, li
         )
 
 
-def _sampling(body: SamplingFields, limits: RequestLimits) -> dict[str, Any]:
+def _escape(output: Output | None, limits: RequestLimits) -> str | None:
+    """How text is escaped, if the request says so."""
+    escape = None if output is None else output.escape
+    if escape is None:
+        return None
+    param = "output.escape"
+    if escape not in ESCAPES:
+        raise InvalidRequest(f"'{param}' must be one of {', '.join(ESCAPES)}, got {show(escape)}.", param)
+    if not limits.allow_escape:
+        raise InvalidRequest(
+            f"'{param}' is not allowed by this server's configuration, got {show(escape)}.",
+            param,
+            "unsupported_field",
+        )
+    return escape
+
+
+def _sampling(
+    body: SamplingFields, limits: RequestLimits, constraint: dict[str, Any] | None
+) -> dict[str, Any]:
     """vLLM's sampling parameters that the body gives, and no others."""
     sampling = {name: value for name in _PLAIN if (value := getattr(body, name)) is not None}
     sampling.update((name, int(value)) for name in _INTEGERS if (value := getattr(body, name)) is not None)
@@ -124,7 +161,6 @@ def _sampling(body: SamplingFields, limits: RequestLimits) -> dict[str, Any]:
         sampling["repetition_detection"] = _repetition_detection(body.repetition_detection)
     if body.vllm_xargs:
         sampling["extra_args"] = body.vllm_xargs
-    constraint = to_sampling(body.structured_outputs, body.response_format, limits.max_depth)
     if constraint is not None:
         sampling["structured_outputs"] = constraint
     return sampling

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from filters.escaping import ESCAPES
 from gateway.structured_outputs import ResponseFormat, StructuredOutputs
 from gateway.unsupported_fields import UnsupportedFields
 
@@ -35,6 +36,7 @@ class RequestLimits:
     max_depth: int = 64  # of JSON inside one field; vLLM's limit for schemas
     max_containers: int = 1_000_000  # arrays and objects in one body
     drop_lone_surrogates: bool = False  # in the whole body, instead of refusing it
+    allow_escape: bool = False  # a request may say how its answer's text is escaped
 
 
 DEFAULT_LIMITS: Final = RequestLimits()
@@ -74,6 +76,18 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     ] = None
 
 
+class Output(msgspec.Struct, kw_only=True):
+    """How the answer's text is written. An extension."""
+
+    escape: Annotated[
+        str | None,
+        Meta(
+            description="Escape the text of the answer for this markup. Only where the server allows it.",
+            extra_json_schema={"enum": [*ESCAPES, None]},
+        ),
+    ] = None
+
+
 class RepetitionDetection(msgspec.Struct, kw_only=True, omit_defaults=True):
     """End the generation when a pattern of tokens repeats."""
 
@@ -90,6 +104,7 @@ class SamplingFields(UnsupportedFields, kw_only=True):
         bool | None, Meta(description="Send the answer piece by piece as server-sent events.")
     ] = None
     stream_options: StreamOptions | None = None
+    output: Output | None = None
     max_tokens: Annotated[PositiveInt | None, Meta(description="The most tokens to generate per choice.")] = (
         None
     )
@@ -137,7 +152,10 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     bad_words: Annotated[list[str] | None, Meta(description="Words that are never generated.")] = None
     response_format: Annotated[
         ResponseFormat | None,
-        Meta(description="Constrain the answer: text, json_object, json_schema, structural_tag."),
+        Meta(
+            description="Constrain the answer: text, json_object, json_schema, structural_tag. JSON is "
+            "checked again as it passes, unless the answer calls tools."
+        ),
     ] = None
     structured_outputs: Annotated[
         StructuredOutputs | None,

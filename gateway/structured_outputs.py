@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.json_body import check_depth, show
 from pipeline.errors import InvalidRequest
+from pipeline.values import AnswerFormat
 
 FORMATS: Final = ("text", "json_object", "json_schema", "structural_tag")
 CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -73,6 +74,34 @@ def to_sampling(
             param,
         )
     return wanted
+
+
+def to_answer_format(
+    constraint: dict[str, Any] | None, response_format: ResponseFormat | None
+) -> AnswerFormat | None:
+    """The JSON that the answer must be by a constraint of `to_sampling`, or None. Raises `InvalidRequest`."""
+    if constraint is None:
+        return None
+    if "json_object" in constraint:
+        return AnswerFormat()
+    if "json" not in constraint:
+        return None
+    is_formatted = response_format is not None and response_format.type == "json_schema"
+    param = "response_format.json_schema.schema" if is_formatted else "structured_outputs.json"
+    return AnswerFormat(_decoded_schema(constraint["json"], param))
+
+
+def _decoded_schema(schema: str | dict[str, Any], param: str) -> Any:
+    """A schema as an object or true, of JSON in a string, too."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        decoded = json.loads(schema)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"'{param}' must be a JSON schema; the string is no JSON.", param) from None
+    if not isinstance(decoded, dict) and decoded is not True:
+        raise InvalidRequest(f"'{param}' must be a JSON schema, got {show(decoded)}.", param)
+    return decoded
 
 
 def _from_structured_outputs(outputs: StructuredOutputs, max_depth: int) -> dict[str, Any]:

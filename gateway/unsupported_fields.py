@@ -16,8 +16,10 @@ from pipeline.errors import InvalidRequest
 
 # What to do instead, where there is something.
 _STRUCTURED: Final = "use 'structured_outputs' or 'response_format'"
+_IDS: Final = "they would show what content rules take out of the text"
 _HINTS: Final = {
     "chat_template": "the server's own template is used",
+    "echo": "the answer holds only what is generated",
     "functions": "use 'tools'",
     "function_call": "use 'tool_choice'",
     "guided_json": _STRUCTURED,
@@ -26,6 +28,9 @@ _HINTS: Final = {
     "guided_grammar": _STRUCTURED,
     "guided_whitespace_pattern": _STRUCTURED,
     "prompt_embeds": "use 'prompt'",
+    "prompt_logprobs": "'logprobs' gives those of the answer",
+    "return_token_ids": _IDS,
+    "return_tokens_as_token_ids": _IDS,
     "truncate_prompt_tokens": "shorten the prompt",
 }
 # Values that ask for what happens anyway, besides null, false, [] and {}.

@@ -14,6 +14,7 @@ from typing import Any, Final
 from pipeline.encoding import BYTES_PER_ID
 from pipeline.errors import ContextTooLong, InvalidRequest
 from pipeline.leaves import prompt_path
+from pipeline.tool_choice import with_forced_calls
 from pipeline.values import ChatRequest, CompletionRequest, EngineCall, Generation, Json, ModelInfo, Prompt
 
 # What vLLM's server takes from a model's generation_config, and only that.
@@ -54,7 +55,7 @@ def assemble(
     for index, ids in enumerate(prompts):
         path = "messages" if isinstance(request, ChatRequest) else prompt_path(request, index)
         prompt = Prompt(ids, ids.nbytes // BYTES_PER_ID, affinity(ids, model.block_size))
-        calls += _choices(request.generation, prompt, path, model, defaults)
+        calls += _choices(request, prompt, path, model, defaults)
     return calls
 
 
@@ -69,10 +70,15 @@ def affinity(ids: memoryview, block_size: int) -> int:
 
 
 def _choices(
-    generation: Generation, prompt: Prompt, path: str, model: ModelInfo, defaults: GenerationDefaults
+    request: ChatRequest | CompletionRequest,
+    prompt: Prompt,
+    path: str,
+    model: ModelInfo,
+    defaults: GenerationDefaults,
 ) -> list[EngineCall]:
+    generation = request.generation
     max_tokens = _max_tokens(generation, prompt.num_tokens, path, model, defaults)
-    sampling = _sampling(generation, model, defaults)
+    sampling = with_forced_calls(_sampling(generation, model, defaults), request)
     min_tokens = sampling.get("min_tokens", 0)
     if min_tokens > max_tokens:
         raise InvalidRequest(
@@ -124,7 +130,7 @@ def _sampling(generation: Generation, model: ModelInfo, defaults: GenerationDefa
     return sampling
 
 
-def _with_seed(sampling: dict[str, Any], index: int) -> dict[str, Any]:
+def _with_seed(sampling: Mapping[str, Json], index: int) -> Mapping[str, Json]:
     """Choice `index` of a seeded request uses seed + index, as in vLLM; else all would be the same."""
     seed = sampling.get("seed")
     return sampling if seed is None else {**sampling, "seed": seed + index}

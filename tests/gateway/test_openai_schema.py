@@ -11,7 +11,7 @@ import pytest
 
 from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
 from pipeline.errors import ClientError, InvalidRequest
-from pipeline.values import Delivery, TemplateUse
+from pipeline.values import AnswerFormat, Delivery, TemplateUse, ToolChoice
 from tests.gateway.bodies import CHAT, COMPLETION, FIELDS, SCHEMA, TOOL, chat, completion, encode
 
 SECRET = "correct horse battery staple"
@@ -23,6 +23,11 @@ def refusal(parse: Any, body: bytes) -> InvalidRequest:
     assert caught.value.status_hint == 400
     assert len(caught.value.message) < 300
     return caught.value
+
+
+def allowed(mode: Any, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 # -- what is accepted --------------------------------------------------------------------------------
@@ -219,9 +224,128 @@ def test_response_formats_become_constraints() -> None:
     assert constraint(**both) == {"json": SCHEMA}
 
 
+@pytest.mark.parametrize(
+    ("fields", "answer_format"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, AnswerFormat()),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+            AnswerFormat(SCHEMA),
+        ),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}}, None),
+        ({"structured_outputs": {"json_object": True}}, AnswerFormat()),
+        ({"structured_outputs": {"json": SCHEMA}}, AnswerFormat(SCHEMA)),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, AnswerFormat(SCHEMA)),
+        ({"structured_outputs": {"json": " true"}}, AnswerFormat(True)),
+        ({"structured_outputs": {"regex": "[{]}"}}, None),
+    ],
+)
+def test_json_answers_are_told_to_who_checks_them(
+    fields: dict[str, Any], answer_format: AnswerFormat | None
+) -> None:
+    assert parse_chat(chat(**fields)).generation.answer_format == answer_format
+    assert parse_completion(completion(**fields)).generation.answer_format == answer_format
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "is_checked"),
+    [
+        (None, ToolChoice("auto"), True),
+        ("auto", ToolChoice("auto"), True),
+        ("none", ToolChoice("none"), True),
+        ("required", ToolChoice("required"), False),
+        ({"type": "function", "function": {"name": "f"}}, ToolChoice("named", "f"), False),
+        ({"function": {"name": "f"}}, ToolChoice("named", "f"), False),
+    ],
+)
+def test_tool_choices_are_read_and_a_forced_call_has_no_answer_to_check(
+    choice: Any, expected: ToolChoice, is_checked: bool
+) -> None:
+    request = parse_chat(chat(tools=[TOOL], tool_choice=choice, response_format={"type": "json_object"}))
+    assert request.tool_choice == expected
+    assert (request.generation.answer_format is not None) == is_checked
+    assert request.tools is not None
+    assert len(request.tools) == 1
+
+
+def test_without_tools_nothing_is_called() -> None:
+    assert parse_chat(chat()).tool_choice == ToolChoice()
+    assert parse_chat(chat(tool_choice="none")).tool_choice == ToolChoice()
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_leave_those_that_they_name(mode: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    request = parse_chat(chat(tools=tools, tool_choice=allowed(mode, "c", "a")))
+    assert request.tool_choice.kind == mode
+    assert request.tools is not None
+    assert [tool["function"]["name"] for tool in request.tools] == ["a", "c"]
+
+
+def test_calls_may_be_parallel_and_reasoning_is_given_unless_the_body_says_otherwise() -> None:
+    for value in (None, True):
+        request = parse_chat(chat(parallel_tool_calls=value, include_reasoning=value))
+        assert request.parallel_tool_calls
+        assert request.include_reasoning
+    request = parse_chat(chat(parallel_tool_calls=False, include_reasoning=False))
+    assert not request.parallel_tool_calls
+    assert not request.include_reasoning
+
+
+def test_a_whole_loop_of_tool_calls_is_a_chat() -> None:
+    """As clients send an answer of this server back, with all that it had."""
+
+    def call(call_id: str, arguments: str) -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+    empty = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
+    messages = [
+        {"role": "user", "content": "x"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "hm",
+            "tool_calls": [{"index": 0, **call("a", '{"q": "北京"}')}, call("b", "{}")],
+            **empty,
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "rain"}]},
+        {"role": "assistant", "content": "done", "tool_calls": [], **empty},
+    ]
+    read = parse_chat(chat(messages=messages, tools=[TOOL], tool_choice="auto")).messages
+    calls = read[1]["tool_calls"]
+    assert [each["id"] for each in calls] == ["a", "b"]
+    assert [each["function"] for each in calls] == [
+        {"name": "f", "arguments": '{"q": "北京"}'},
+        {"name": "f", "arguments": "{}"},
+    ]
+    assert read[1]["content"] is None
+    assert read[1]["reasoning"] == "hm"
+    assert [message.get("tool_call_id") for message in read] == [None, None, "a", "b", None]
+    assert "tool_calls" not in read[4]
+
+
+def test_an_answer_is_escaped_as_the_request_says_where_that_is_allowed() -> None:
+    limits = RequestLimits(allow_escape=True)
+    for escape in ("none", "html", "markdown", None):
+        fields = {"output": {"escape": escape}}
+        assert parse_chat(chat(**fields), limits).delivery == Delivery(escape=escape)
+        streamed = parse_completion(completion(**fields, stream=True, stream_options={}), limits)
+        assert streamed.delivery == Delivery(stream=True, escape=escape)
+    for output in (None, {}, {"escape": None}):
+        assert parse_chat(chat(output=output)).delivery == Delivery()
+    refused = refusal(parse_chat, chat(output={"escape": "none"}))
+    assert refused.code == "unsupported_field"
+    assert refused.message == "'output.escape' is not allowed by this server's configuration, got \"none\"."
+
+
 # -- what is refused ---------------------------------------------------------------------------------
 
 MESSAGE = {"role": "user", "content": "x"}
+
+
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 DEEP: Any = "leaf"
 for _ in range(80):
@@ -317,6 +441,14 @@ BOTH_REFUSE: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
     ({"structured_outputs": {"regex": "a\0"}}, "structured_outputs.regex"),
     ({"structured_outputs": 3}, "structured_outputs"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "[" * 100_000}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "false"}}, "structured_outputs.json"),
+    ({"output": "html"}, "output"),
+    ({"output": {"escape": 1}}, "output.escape"),
+    ({"output": {"escape": "xml"}}, "output.escape"),
+    ({"output": {"escape": "html"}}, "output.escape"),
     ({"echo": True}, "echo"),
     ({"suffix": "x"}, "suffix"),
     ({"use_beam_search": True}, "use_beam_search"),
@@ -376,11 +508,30 @@ CHAT_REFUSES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "retrieval", "function": {"name": "f"}}], "tool_choice": "none"}, "tools[0].type"),
     ({"tools": [{"function": {"name": ""}}]}, "tools[0].function.name"),
     ({"tools": [{"function": {"name": "f", "parameters": {"a": DEEP}}}]}, "tools[0].function.parameters"),
-    ({"tools": [TOOL]}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {}}, "tool_choice.function"),
+    ({"tools": [TOOL], "tool_choice": {"type": "custom", "function": {"name": "f"}}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": {}}}, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"function": "f"}}, "tool_choice.function"),
+    ({"tools": [TOOL], "tool_choice": {"function": {"name": 3}}}, "tool_choice.function.name"),
+    ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice.function.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"tools": [TOOL], "tool_choice": allowed("none", "f")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": [TOOL], "tool_choice": allowed([], "f")}, "tool_choice.allowed_tools.mode"),
+    ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+    (
+        {"tools": [TOOL], "tool_choice": allowed("auto", "f", "g")},
+        "tool_choice.allowed_tools.tools[1].function.name",
+    ),
+    ({"tool_choice": {"function": {"name": "f"}}}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    (
+        {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+    ),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"include_reasoning": 1}, "include_reasoning"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": "auto"}, "function_call"),

@@ -10,10 +10,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import json
 import random
 import warnings
 from typing import Any
 
+import jsonschema
 import pytest
 
 from backend import link
@@ -21,9 +23,11 @@ from backend.vllm_request import sampling_params
 from gateway.openai_schema import parse_chat, parse_completion
 from pipeline.assembly import GenerationDefaults, assemble
 from pipeline.errors import InvalidRequest
+from pipeline.tool_choice import forced_schema
 from pipeline.values import ModelInfo
 from tests.components import need
 from tests.gateway.bodies import CHAT, COMPLETION, FIELDS, SCHEMA, encode, random_fields
+from tests.pipeline.called_tools import BAD, EXTRA, GOOD, REQUIRED, TOOLS, WORDS, request, tool
 
 NOT_COMPARED = {
     "n",  # a job is one choice
@@ -191,3 +195,64 @@ def is_refused(request_class: Any, body: dict[str, Any]) -> bool:
     except Exception:  # pydantic's, vLLM's own, or an OverflowError that would be a 500 there
         return True
     return False
+
+
+# -- tool choice ---------------------------------------------------------------------------------------
+
+CHOICES: list[Any] = ["required", {"type": "function", "function": {"name": "words"}}, "auto", "none", None]
+
+
+def test_the_grammar_of_the_engine_takes_the_calls_of_the_schema(vllm_requests: tuple[Any, Any]) -> None:
+    import xgrammar
+    from xgrammar.testing import _is_grammar_accept_string as takes
+
+    def grammar(**fields: Any) -> Any:
+        schema = forced_schema(request(REQUIRED, *TOOLS, **fields))
+        return xgrammar.Grammar.from_json_schema(json.dumps(schema))
+
+    for calls in GOOD:
+        if "enum" not in calls[0]["parameters"]:  # of an object in an enum it knows one spelling only
+            assert takes(grammar(), json.dumps(calls)), calls
+    for calls in BAD:
+        assert not takes(grammar(), json.dumps(calls)), calls
+    two = json.dumps([*GOOD[0], *GOOD[4]])
+    assert takes(grammar(), two)
+    assert takes(grammar(parallel_tool_calls=False), json.dumps(GOOD[4]))
+    assert not takes(grammar(parallel_tool_calls=False), two)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_forced_calls_are_those_of_vllm(
+    vllm_requests: tuple[Any, Any], choice: Any, parallel: bool | None
+) -> None:
+    """Its schema joins the definitions of all tools, so that no two may have one of the same name."""
+    from vllm.tool_parsers.utils import get_json_schema_from_tools
+
+    body = CHAT | {"tools": [tool("now"), tool("words", WORDS), tool("empty", {})], "tool_choice": choice}
+    body |= {} if parallel is None else {"parallel_tool_calls": parallel}
+    given = vllm_requests[0](**copy.deepcopy(body))
+    schema = get_json_schema_from_tools(given.tool_choice, given.tools, given.parallel_tool_calls)
+    own = forced_schema(parse_chat(encode(body)))
+    if choice != "required":
+        assert own == schema
+        return
+    ours, theirs = jsonschema.Draft202012Validator(own), jsonschema.Draft202012Validator(schema)
+    for calls in [GOOD[4], GOOD[5], [*GOOD[4], *GOOD[5]], [{"name": "empty", "parameters": {}}], *BAD]:
+        if calls != EXTRA:  # which its grammar refuses, too
+            assert ours.is_valid(calls) == theirs.is_valid(calls), calls
+
+
+def test_a_tool_choice_that_vllm_refuses_is_refused(vllm_requests: tuple[Any, Any]) -> None:
+    named: list[Any] = [{"function": value} for value in ({}, "words", None, {"name": 1}, {"name": ""})]
+    choices = [*CHOICES, *named, "words", "", 3, True, [], {}, {"function": {"name": "later"}}]
+    choices += [{"type": kind, "function": {"name": "words"}} for kind in ("function", "tool", None)]
+    refused = []
+    for choice, tools in itertools.product(choices, ([tool("words", WORDS)], None)):
+        body = CHAT | {"tool_choice": choice, "tools": tools}
+        if is_refused(vllm_requests[0], body):
+            refused.append(choice)
+            with pytest.raises(InvalidRequest) as caught:
+                parse_chat(encode(body))
+            assert str(caught.value.param).startswith("tool_choice")
+    assert len(refused) > 20
