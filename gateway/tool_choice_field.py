@@ -23,7 +23,7 @@ _NAMED: Final = {
 }
 # The field's schema for the documentation: its forms are told apart by hand, so that errors name the place.
 SCHEMA: Final[dict[str, Any]] = {
-    "anyOf": [
+    "oneOf": [
         {"type": "string", "enum": list(WORDS)},
         _NAMED,
         {

@@ -20,7 +20,7 @@ from gateway.whole_message import WholeCall, WholeMessage
 from pipeline.errors import InvalidRequest
 from pipeline.events import REASONING, Finish, PositionLogprobs, ToolCallDelta
 from pipeline.values import TokenLogprobs, Usage
-from tests.gateway.bodies import CHAT, COMPLETION, FIELDS, encode, random_fields
+from tests.gateway.bodies import CHAT, COMPLETION, FIELDS, TOOL, encode, random_fields
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,30 @@ def test_templates_and_policies_are_documented_as_they_are_parsed(
     api: Any, fields: dict[str, Any], is_allowed: bool
 ) -> None:
     body = {"model": "m", **fields}
+    assert validator(api, "ChatBody").is_valid(body) == accepts(parse_chat, body) == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_allowed"),
+    [
+        ("none", True),
+        ("auto", True),
+        ("required", True),
+        ({"type": "function", "function": {"name": "f"}}, True),
+        ({"function": {"name": "f"}}, True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}, True),
+        ("sometimes", False),
+        (1, False),
+        ({}, False),
+        ({"type": "custom", "function": {"name": "f"}}, False),
+        ({"function": {"name": 1}}, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [TOOL]}}, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{}]}}, False),
+    ],
+)
+def test_tool_choices_are_documented_as_they_are_parsed(api: Any, choice: Any, is_allowed: bool) -> None:
+    body = CHAT | {"tools": [TOOL], "tool_choice": choice}
     assert validator(api, "ChatBody").is_valid(body) == accepts(parse_chat, body) == is_allowed
 
 
