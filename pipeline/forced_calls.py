@@ -49,7 +49,10 @@ _FOLLOWS: Final[dict[str, dict[str, str]]] = {
 
 
 class JsonSpan:
-    """Finds where an object, an array or a string ends that comes in pieces. Checks nothing else."""
+    """Finds where an object, an array or a string ends that comes in pieces. Checks nothing else.
+
+    After its end it is as new.
+    """
 
     __slots__ = ("_depth", "_in_escape", "_in_string")
 
@@ -199,7 +202,6 @@ class RequiredCalls:
         if self._key == "name" and char == '"':
             return _NAME_TEXT
         if self._key == "parameters" and char in _OPENS_SPAN:
-            self._span = JsonSpan()
             return _ARGUMENTS
         return _OTHER
 

@@ -27,6 +27,7 @@ class Parsers:
 
     def open(self, request: ChatRequest, prompt_ids: Sequence[int]) -> Own:
         assert list(prompt_ids) == [1, 2]
+        assert self.has_reasoning or request.tool_choice.kind in ("none", "auto"), "it would read the calls"
         return Own()
 
     def reasoning_ended(self, request: ChatRequest, prompt_ids: Sequence[int]) -> bool | None:
