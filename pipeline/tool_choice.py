@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pipeline.errors import InvalidRequest
+from pipeline.events import Fragment
 from pipeline.forced_calls import Forced, NamedCall, RequiredCalls
 from pipeline.ports import OutputParser, OutputParsers
 from pipeline.values import ChatRequest, CompletionRequest, Json
@@ -66,9 +67,28 @@ def open_parser(
     """What reads one choice's text; None: it is all content."""
     choice = request.tool_choice
     if choice.kind not in FORCED:
-        return None if parsers is None else parsers.open(request, prompt_ids)
+        own = None if parsers is None else parsers.open(request, prompt_ids)
+        return own if own is None or request.parallel_tool_calls else FirstCall(own)
     reasoning = parsers.open(request, prompt_ids) if parsers is not None and parsers.has_reasoning else None
     return Forced(reasoning, NamedCall(choice.name) if choice.kind == "named" else RequiredCalls())
+
+
+class FirstCall:
+    """What another parser says without any call but the first: the client wants no parallel calls.
+
+    A model that calls in its own way cannot be kept from making more; vLLM drops them, too.
+    """
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: OutputParser) -> None:
+        self._inner = inner
+
+    def feed(self, text: str, ids: Sequence[int]) -> Sequence[Fragment]:
+        return [fragment for fragment in self._inner.feed(text, ids) if fragment.call == 0]
+
+    def finish(self) -> Sequence[Fragment]:
+        return [fragment for fragment in self._inner.finish() if fragment.call == 0]
 
 
 def _named(tools: Sequence[Mapping[str, Json]], name: str) -> Mapping[str, Json]:

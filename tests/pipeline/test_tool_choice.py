@@ -120,6 +120,27 @@ def test_an_unforced_text_is_read_by_the_models_parsers() -> None:
         assert channels(Parsers(True, False), ToolChoice(kind), "{}") == [CONTENT]
 
 
+class TwoCalls(Own):
+    def feed(self, text: str, ids: Sequence[int]) -> Sequence[Fragment]:
+        return [Fragment(TOOL_NAME, text), Fragment(TOOL_NAME, text, 1), Fragment(CONTENT, text)]
+
+    def finish(self) -> Sequence[Fragment]:
+        return [Fragment(TOOL_ARGUMENTS, "{}", 1), Fragment(CONTENT, "!")]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_client_that_wants_no_parallel_calls_gets_the_first(
+    parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsers = Parsers(True, False)
+    monkeypatch.setattr(parsers, "open", lambda request, prompt_ids: TwoCalls())
+    parser = open_parser(parsers, request(ToolChoice("auto"), *TOOLS, parallel_tool_calls=parallel), [1, 2])
+    assert parser is not None
+    said = [*parser.feed("f", ()), *parser.finish()]
+    assert [each.call for each in said] == ([0, 1, 0, 1, 0] if parallel else [0, 0, 0])
+    assert [each.channel for each in said if each.call == 0] == [TOOL_NAME, CONTENT, CONTENT]
+
+
 # -- what needs a parser -------------------------------------------------------------------------------
 
 
