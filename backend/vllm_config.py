@@ -7,6 +7,7 @@ torch and the Hugging Face client read their environment then.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ def default_name(model: str) -> str:
 def argument(engine_args: Sequence[str], name: str) -> str | None:
     """The value of one of vLLM's arguments, `--name VALUE` or `--name=VALUE`; the last one counts."""
     found = None
-    for arg, following in zip(engine_args, [*engine_args[1:], ""], strict=True):
+    for arg, following in itertools.pairwise([*engine_args, ""]):
         given, equals, value = arg.partition("=")
         if given.replace("_", "-") == name:
             found = value if equals else following

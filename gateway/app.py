@@ -7,10 +7,11 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,6 +38,7 @@ from gateway.request_log import RequestLog
 from gateway.rules_version import RuleOptions
 from gateway.server import settle_memory
 from gateway.settings import Settings
+from gateway.settings_answers import parser_for
 from gateway.system_routes import SystemRoutes, http_error
 from gateway.token_parts import TokenParts
 from gateway.turns import Turns
@@ -51,11 +53,17 @@ from pipeline.values import ModelInfo
 FIRST_WORKER_LIMIT_S: Final = 2.0  # a linked worker is there in 0.1 s, and its tokenizer is loaded in 1 s
 
 
+class StartError(Exception):
+    """The gateway must not serve with these settings."""
+
+
 class Gateway:
     """Everything that one gateway process runs, and what the server asks of it while it drains."""
 
-    def __init__(self, settings: Settings, token_fd: int | None = None) -> None:
+    def __init__(self, settings: Settings, token_fd: int | None = None, is_restart: bool = False) -> None:
         text, prompts = settings.text, settings.prompts
+        self._is_restart = is_restart
+        self.start_problem: str | None = None  # why it must not serve
         self.metrics = Metrics()
         self.request_log = RequestLog(sys.stdout)
         self.keys = ApiKeys(settings.access.api_key)
@@ -117,21 +125,27 @@ class Gateway:
         self.tokens.publish()
 
     async def _first_worker(self) -> None:
-        """Wait a moment for a worker before connections are taken.
+        """Wait a moment for a worker before connections are taken. Raises `StartError` for one that misfits.
 
-        A process that was restarted beside others would refuse, as not ready, what they could serve.
+        A process that was restarted beside others would refuse, as not ready, what they could serve; and such
+        a worker is not its affair.
         """
         deadline_s = monotonic() + FIRST_WORKER_LIMIT_S
-        while not self.pool.models() and monotonic() < deadline_s:  # noqa: ASYNC110 - the pool has no such event
-            await asyncio.sleep(0.02)
+        while monotonic() < deadline_s:
+            if not self._is_restart and (misfits := self.pool.misfits()):
+                self.start_problem = misfits[0]
+                raise StartError(misfits[0])
+            if self.pool.models() and self.pool.is_settled():
+                return
+            await asyncio.sleep(0.02)  # the pool has no event for this
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
         """ASGI's lifespan."""
         await self.pool.start()
-        await self._first_worker()
         watch = asyncio.create_task(self.flow.open.watch(self.publish), name="watch open requests")
         try:
+            await self._first_worker()
             async with self.rules.watching():
                 yield
         finally:
@@ -181,16 +195,26 @@ class App:
             if endpoint is not None:
                 await endpoint(scope, receive, send)
                 return
+        if scope["type"] == "lifespan":
+            send = partial(self._send_lifespan, send)
         await self._others(scope, receive, send)
 
+    async def _send_lifespan(self, send: Send, message: Any) -> None:
+        """A start that is refused for a known reason needs no traceback."""
+        if message["type"] == "lifespan.startup.failed" and self.gateway.start_problem is not None:
+            message = {"type": message["type"], "message": ""}
+        await send(message)
 
-def build_app(settings: Settings, token_fd: int | None = None) -> App:
+
+def build_app(settings: Settings, token_fd: int | None = None, is_restart: bool = False) -> App:
     """The ASGI app of one process. `token_fd`: memory that it shares with others.
 
-    Raises what is wrong with the rule files or the link's TLS files.
+    `is_restart`: beside others that serve. Raises what is wrong with the rule files or the link's TLS files.
     """
     limits = settings.limits
-    return App(Gateway(settings, token_fd), ReaderLimits(limits.slow_reader_bytes, limits.slow_reader_s))
+    return App(
+        Gateway(settings, token_fd, is_restart), ReaderLimits(limits.slow_reader_bytes, limits.slow_reader_s)
+    )
 
 
 def _request_limits(settings: Settings) -> RequestLimits:
@@ -243,6 +267,7 @@ def _pool(settings: Settings, on_model: OnModel, on_change: Callable[[RemoteWork
         limits=ClientLimits(stall_s=limits.stall_limit_s),
         max_waiting_requests=limits.queue_max_requests,
         max_waiting_tokens=limits.queue_max_tokens,
+        reasoning_parser_of=partial(parser_for, settings.answers.reasoning_parser),
     )
     workers = [parse_address(worker) for worker in settings.link.worker]
     return WorkerPool(workers, pool, on_model, on_change=on_change)

@@ -35,6 +35,7 @@ class Orders:
     listen_fds: Sequence[int] = ()
     ready_fd: int | None = None
     token_fd: int | None = None  # memory of `gateway.shared_tokens`
+    is_restart: bool = False  # it has served before, and died
 
     def encode(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
@@ -61,7 +62,8 @@ def run_gateway(settings: Settings, orders: Orders) -> int:
     """One of the gateway's processes."""
     from gateway.run_gateway import serve
 
-    return serve(settings, sockets_of(settings, orders), lambda: tell_ready(orders), orders.token_fd)
+    sockets = sockets_of(settings, orders)
+    return serve(settings, sockets, lambda: tell_ready(orders), orders.token_fd, orders.is_restart)
 
 
 def run_worker(settings: Settings, orders: Orders) -> int:

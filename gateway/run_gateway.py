@@ -40,16 +40,23 @@ def serve(
     sockets: list[socket.socket],
     started: Callable[[], None],
     token_fd: int | None = None,
+    is_restart: bool = False,
 ) -> int:
-    """One gateway process, until a signal ends it; the exit code. `token_fd`: memory of `shared_tokens`."""
+    """One gateway process, until a signal ends it; the exit code.
+
+    `token_fd`: memory of `shared_tokens`. `is_restart`: in place of one that died.
+    """
     from gateway.app import build_app
 
     try:
-        app = build_app(settings, token_fd)
+        app = build_app(settings, token_fd, is_restart)
     except RULE_PROBLEMS as error:  # of the rule files, and of the link's TLS files
         say(str(error))
         return FAILED
-    return run(app, app.gateway, settings, sockets, started)
+    code = run(app, app.gateway, settings, sockets, started)
+    if app.gateway.start_problem is not None:
+        say(app.gateway.start_problem)
+    return code
 
 
 def main_gateway(flags: Mapping[str, Any]) -> int:
@@ -121,8 +128,10 @@ def gateway_programs(
     ]
 
 
-def _orders(settings: Settings, fds: Sequence[int], token_fd: int | None, ready_fd: int) -> bytes:
-    return Orders("gateway", plain(settings), os.getpid(), fds, ready_fd, token_fd).encode()
+def _orders(
+    settings: Settings, fds: Sequence[int], token_fd: int | None, ready_fd: int, is_restart: bool
+) -> bytes:
+    return Orders("gateway", plain(settings), os.getpid(), fds, ready_fd, token_fd, is_restart).encode()
 
 
 def _nothing(pid: int) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from backend.vllm_config import argument
 from gateway import listen
 from gateway.commands import set_up_logging, with_settings
 from gateway.http_client import open_connection
@@ -23,9 +24,11 @@ from gateway.run_gateway import (
     shared_tokens,
     supervise,
 )
+from gateway.run_worker import reasoning_parser
 from gateway.settings import Settings
-from gateway.settings_load import plain
+from gateway.settings_load import SettingsError, plain
 from gateway.settings_table import with_values
+from gateway.settings_text import shown
 from gateway.supervisor import Program, Supervisor
 
 _POLL_S: Final = 0.25
@@ -39,6 +42,7 @@ def main_serve(flags: Mapping[str, Any]) -> int:
 
 def run_serve(settings: Settings) -> int:
     """Run until a signal or a failure; the exit code."""
+    check_engine_arguments(settings)
     set_up_logging(settings.general.log_level)
     with (
         run_folder() as folder,
@@ -59,11 +63,23 @@ def run_serve(settings: Settings) -> int:
         return asyncio.run(supervise(supervisor, telling))
 
 
+def check_engine_arguments(settings: Settings) -> None:
+    """Raises `SettingsError` where vLLM's own arguments say what the gateway must know, and does not."""
+    own, ours = argument(settings.engine.engine_args, "--reasoning-parser"), reasoning_parser(settings)
+    if own is not None and own != ours:
+        raise SettingsError(
+            [
+                f"reasoning_parser: the engine's arguments say {shown(own)}, but the gateway has "
+                f"{'none' if ours is None else shown(ours)}; give --reasoning-parser {own} before the --"
+            ]
+        )
+
+
 def _worker_program(settings: Settings) -> Program:
     return Program(
         name="worker",
         command=CHILD_COMMAND,
-        orders=lambda ready_fd: Orders("worker", plain(settings), os.getpid(), ready_fd=ready_fd).encode(),
+        orders=lambda ready_fd, _: Orders("worker", plain(settings), os.getpid(), ready_fd=ready_fd).encode(),
         stop_limit_s=_WORKER_STOP_S,
         group=1,
     )

@@ -11,6 +11,7 @@ from gateway.cli import FAILED
 from gateway.commands import say, set_up_logging, with_settings
 from gateway.link_tls import server_tls
 from gateway.settings import Settings
+from gateway.settings_answers import parser_for
 
 if TYPE_CHECKING:
     from backend.scripted import ScriptedOptions
@@ -47,6 +48,7 @@ def worker_options(settings: Settings) -> WorkerOptions:
         max_model_len=engine.max_model_len,
         engine_args=engine.engine_args,
         engine_path=engine.engine_path,
+        reasoning_parser=reasoning_parser(settings),
         scripted=_scripted_options(settings) if settings.scripted.scripted else None,
         secret=secret.encode() if secret else None,
         tls=server_tls(settings.link),
@@ -55,6 +57,17 @@ def worker_options(settings: Settings) -> WorkerOptions:
         http_port=engine.metrics_port,
         drain_s=settings.http.drain_limit_s,
     )
+
+
+def reasoning_parser(settings: Settings) -> str | None:
+    """What the settings say for the model that the worker serves."""
+    from backend.embedded import MODEL_NAME
+    from backend.vllm_config import default_name
+
+    engine, entries = settings.engine, settings.answers.reasoning_parser
+    own = "scripted" if settings.scripted.scripted else MODEL_NAME
+    names = engine.served_model_name or (own if engine.model is None else default_name(engine.model),)
+    return next((parser for name in names if (parser := parser_for(entries, name)) is not None), None)
 
 
 def _scripted_options(settings: Settings) -> ScriptedOptions:

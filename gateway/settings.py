@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
 from gateway.prompt_settings import WarmPrompt
+from gateway.settings_answers import Answers
 from gateway.settings_field import ALL, BOTH, EDGE, GATEWAY, About
 from gateway.settings_tokens import Tokens
 from gateway.settings_worker import Engine, Scripted
@@ -289,6 +290,7 @@ class Settings:
     limits: Limits = Limits()
     text: Text = Text()
     prompts: Prompts = Prompts()
+    answers: Answers = field(default_factory=Answers)
     tokens: Tokens = field(default_factory=Tokens)
     engine: Engine = field(default_factory=Engine)
     scripted: Scripted = field(default_factory=Scripted)

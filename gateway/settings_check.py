@@ -9,6 +9,7 @@ from typing import Final
 from backend.address import AddressError, parse_address
 from gateway.prompt_settings import check_warm
 from gateway.settings import Settings
+from gateway.settings_answers import check_parsers
 
 _REDIS_SCHEMES: Final = ("redis://", "rediss://", "unix://")
 
@@ -18,6 +19,8 @@ def check_together(settings: Settings) -> Iterator[str]:
     yield from _pairs(settings)
     yield from _addresses(settings)
     yield from check_warm(settings.prompts.warm, settings.prompts.templates)
+    yield from check_parsers("tool_call_parser", settings.answers.tool_call_parser)
+    yield from check_parsers("reasoning_parser", settings.answers.reasoning_parser)
     model = settings.engine.model
     if model is not None and model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
         yield f"model: {model!r} is not allowed (there is no such folder)"

@@ -41,13 +41,14 @@ class ChildError(Exception):
 class Program:
     """A child to keep running.
 
-    `orders` makes the bytes for its standard input, given the descriptor on which it reports ready; the
-    input stays open as long as we live. Groups end in ascending order, each child within `stop_limit_s`.
+    `orders` makes the bytes for its standard input, given the descriptor on which it reports ready, and
+    whether it has been ready before; the input stays open as long as we live. Groups end in ascending order,
+    each child within `stop_limit_s`.
     """
 
     name: str
     command: Sequence[str]
-    orders: Callable[[int], bytes]
+    orders: Callable[[int, bool], bytes]
     stop_limit_s: float
     group: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class Child:
         finally:
             os.close(write_fd)
         with _reading(read_fd, self.ready.set):
-            return await self._feed_and_wait(process, program.orders(write_fd))
+            return await self._feed_and_wait(process, program.orders(write_fd, self.ready.is_set()))
 
     async def _feed_and_wait(self, process: asyncio.subprocess.Process, orders: bytes) -> int:
         assert process.stdin is not None

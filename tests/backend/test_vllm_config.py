@@ -9,7 +9,9 @@ import pytest
 from backend.vllm_config import (
     VllmConfigError,
     VllmOptions,
+    argument,
     default_arguments,
+    default_name,
     is_cpu_build,
     prepare_environment,
 )
@@ -72,3 +74,24 @@ def test_wanted_compilation_is_not_switched_off(engine_args: list[str]) -> None:
     environ: dict[str, str] = {}
     prepare_environment(environ, VllmOptions("m", engine_args=engine_args), is_cpu=True)
     assert "TORCH_COMPILE_DISABLE" not in environ
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "expected"),
+    [
+        ([], None),
+        (["--reasoning-parser", "a"], "a"),
+        (["--reasoning_parser=a", "--seed", "1"], "a"),
+        (["--reasoning-parser", "a", "--reasoning-parser=b"], "b"),
+        (["--reasoning-parser-plugin", "a"], None),
+        (["--reasoning-parser"], ""),
+    ],
+)
+def test_argument_is_found_in_all_its_spellings(engine_args: list[str], expected: str | None) -> None:
+    assert argument(engine_args, "--reasoning-parser") == expected
+
+
+def test_folder_is_served_by_its_name_and_a_hub_model_by_its_own(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    assert default_name(str(tmp_path / "tiny" / ".." / "tiny")) == "tiny"
+    assert default_name("some/model") == "some/model"

@@ -124,7 +124,7 @@ def test_a_killed_parent_leaves_no_orphans(two: Program) -> None:
 def child(body: str, **options: Any) -> Child:
     """A small child. `fd` is where it reports that it is ready."""
     code = f"import os, signal, sys, time; fd = int(sys.stdin.readline()); {body}"
-    options = {"orders": lambda fd: b"%d\n" % fd, "stop_limit_s": 20.0, **options}
+    options = {"orders": lambda fd, _: b"%d\n" % fd, "stop_limit_s": 20.0, **options}
     return Child(ChildProgram(name="tiny", command=(sys.executable, "-ISc", code), **options))
 
 
@@ -135,6 +135,15 @@ async def test_a_child_that_dies_before_it_was_ready_is_a_failure_with_its_code(
     with pytest.raises(ChildError, match=r"tiny could not start \(signal SIGKILL\)") as caught:
         await child("os.kill(os.getpid(), signal.SIGKILL)").keep()
     assert caught.value.code == 1
+
+
+async def test_a_child_is_told_that_it_was_ready_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    told: list[bool] = []
+    orders = lambda fd, is_restart: told.append(is_restart) or b"%d\n" % fd  # noqa: E731
+    with pytest.raises(ChildError):
+        await child("os.write(fd, b'1')", orders=orders).keep()
+    assert told == [False, True, True, True, True]
 
 
 async def test_a_child_that_keeps_dying_is_a_failure_after_five_times(

@@ -49,7 +49,7 @@ def worker_program(settings: Settings) -> Program:
     return Program(
         name="worker",
         command=COMMAND,
-        orders=lambda ready_fd: Orders("worker", plain(settings), os.getpid(), ready_fd=ready_fd).encode(),
+        orders=lambda ready_fd, _: Orders("worker", plain(settings), os.getpid(), ready_fd=ready_fd).encode(),
         stop_limit_s=1.0,
         group=1,
     )
