@@ -444,7 +444,21 @@ BOTH_REFUSE: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "[" * 100_000}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": '{"const": NaN}'}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": '{"const": "\\ud800"}'}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": json.dumps({"const": DEEP})}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "false"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"title": "x" * 262_144}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": json.dumps({"title": "x" * 262_144})}}, "structured_outputs.json"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "s", "schema": {"x": ["敏"] * 50_000}},
+            }
+        },
+        "response_format.json_schema.schema",
+    ),
     ({"output": "html"}, "output"),
     ({"output": {"escape": 1}}, "output.escape"),
     ({"output": {"escape": "xml"}}, "output.escape"),
