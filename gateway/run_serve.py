@@ -88,7 +88,10 @@ def _worker_program(settings: Settings) -> Program:
 async def _tell_when_ready(supervisor: Supervisor, settings: Settings, url: str) -> None:
     for child in supervisor.children[:-1]:
         await child.ready.wait()
-    while (model := await asyncio.to_thread(_first_model, url, settings)) is None:  # noqa: ASYNC110 - of another process
+    while (model := await asyncio.to_thread(_first_model, url, settings)) is None:
+        if (refusal := await asyncio.to_thread(_refusal, url)) is not None:
+            supervisor.fail(refusal)  # it is our only worker
+            return
         await asyncio.sleep(_POLL_S)
     supervisor.children[-1].ready.set()
     print(welcome(settings, url, model), file=sys.stderr, flush=True)
@@ -103,6 +106,16 @@ def _first_model(url: str, settings: Settings) -> str | None:
         return None
     models = json.loads(body)["data"] if status == http.HTTPStatus.OK else []
     return str(models[0]["id"]) if models else None
+
+
+def _refusal(url: str) -> str | None:
+    """Why the gateway does not take the worker, where it does not."""
+    try:
+        _, body = _get(url, "/ready?verbose", {})
+    except (OSError, http.client.HTTPException):
+        return None
+    workers = json.loads(body)["workers"]
+    return next((str(worker["reason"]) for worker in workers if worker["state"] == "refused"), None)
 
 
 def _get(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:

@@ -142,6 +142,7 @@ class Supervisor:
         self._tasks: dict[Child, asyncio.Task[int]] = {}
         self._stop = asyncio.Event()
         self._killed_by = 0
+        self._failure: str | None = None
 
     async def run(self) -> int:
         """Run until a signal or a failure; the exit code: 0 after a clean drain."""
@@ -156,6 +157,11 @@ class Supervisor:
         stop.cancel()
         await self._stop_all()
         return self._exit_code()
+
+    def fail(self, reason: str) -> None:
+        """End everything in order, as a failure that is told at the end."""
+        self._failure = reason
+        self._stop.set()
 
     def _on_signal(self, sig: int) -> None:
         if self._stop.is_set():
@@ -187,6 +193,9 @@ class Supervisor:
         if self._killed_by:
             return 128 + self._killed_by
         codes = []
+        if self._failure is not None:
+            print(f"headrace: {self._failure}", file=sys.stderr)
+            codes.append(1)
         for child, task in self._tasks.items():
             error = task.exception()
             if isinstance(error, ChildError):

@@ -101,6 +101,15 @@ def test_a_worker_that_cannot_start_ends_it_with_its_error_and_code(tmp_path: Pa
         assert "headrace: worker could not start (exit code 1)" in program.output
 
 
+def test_a_worker_that_does_not_fit_ends_it_with_what_to_set(tokenizer: Path) -> None:
+    """One engine has one parser: it cannot be a parser of one of the model's names only."""
+    names = ("--served-model-name", "a", "--served-model-name", "b")
+    with serve(tokenizer, *names, "--reasoning-parser", "a=olmo3") as program:
+        assert program.exit_code() == 1, program.output
+        (told,) = [line for line in program.starting("headrace: worker ") if "serves 'b'" in line]
+        assert "--reasoning-parser olmo3" in told
+
+
 def test_a_killed_parent_leaves_no_orphans(tokenizer: Path) -> None:
     with serve(tokenizer) as program:
         address(program)

@@ -197,6 +197,19 @@ async def test_a_failed_child_ends_the_others_and_is_told(
     assert "headrace: tiny " in capfd.readouterr().err
 
 
+async def test_a_failure_from_outside_ends_the_children_and_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ready = child("os.write(fd, b'1'); time.sleep(60)")
+    supervised = Supervisor([ready.program])
+    running = asyncio.create_task(supervised.run())
+    await supervised.children[0].ready.wait()
+    supervised.fail("a worker does not fit")
+    assert await running == 1
+    assert supervised.children[0].pid is None
+    assert "headrace: a worker does not fit\n" in capfd.readouterr().err
+
+
 def test_a_child_that_ignores_sigterm_is_killed() -> None:
     with running(*TINY, HEADRACE_PORT="0", TINY_CHILD_FAULT="deaf") as program:
         program.wait_for("listening")
