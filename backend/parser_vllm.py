@@ -1,0 +1,200 @@
+"""vLLM's parsers of one model, and what must be known of each kind to feed them in pieces.
+
+The only module here that imports vLLM, and only inside `load_kit`: 5 s. What is fed to the parsers and when:
+`parser_parts.py`. Only names that vLLM documents as its parsers' interface are used, but for
+`_parser_engine`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+
+from backend.parser_gates import BareObjectGate, Gate, MarkerGate, PythonGate, TaggedObjectGate
+from backend.parser_parts import Call, Whole
+from backend.parser_python import PythonCalls
+from backend.parser_tokenizer import parser_tokenizer
+from pipeline.model_text import CONFIG
+from pipeline.values import ChatRequest
+
+# They log what the model said, with `debug` and in the tracebacks of `exception`.
+_LOGGERS_OF_TEXT: Final = ("vllm.tool_parsers", "vllm.reasoning", "vllm.parser")
+_MAX_NAMES_CHARS: Final = 1000
+_RANDOM_ID: Final = re.compile(r"chatcmpl-tool-")  # ids that vLLM makes up where the format has none
+
+# By the class whose whole parse it is: where a call can begin for it. `self` is vLLM's parser.
+_GATES: Final[Mapping[str, Callable[[Any], Gate]]] = {
+    "Hermes2ProToolParser": lambda self: TaggedObjectGate(self.tool_call_start_token, ("arguments",)),
+    "Llama3JsonToolParser": lambda self: BareObjectGate(("arguments", "parameters")),
+    "DeepSeekV3ToolParser": lambda self: MarkerGate(self.tool_calls_start_token),
+    "DeepSeekV31ToolParser": lambda self: MarkerGate(self.tool_calls_start_token),
+    "PythonicToolParser": lambda self: PythonGate(),
+    "Llama4PythonicToolParser": lambda self: PythonGate("<|python_start|>"),
+}
+_TEXT_STATES: Final = ("CONTENT", "REASONING")  # of vLLM's engines
+# Whole parses that are: from the beginning up to an end marker.
+_MARKED_REASONING: Final = ("BaseThinkingReasoningParser", "DeepSeekV3ReasoningParser")
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """One model's parsers. vLLM makes one of them per choice: `parser`."""
+
+    parser_class: Any
+    tokenizer: Any
+    request_class: Any
+    tool_class: Any
+    model_config: Any
+
+    def parser(self, request: ChatRequest, tools: Sequence[Any] | None) -> Any:
+        """A parser for one choice: 60 to 100 us."""
+        # A copy: one of vLLM's parsers writes into it.
+        return self.parser_class(
+            self.tokenizer,
+            tools,
+            chat_template_kwargs=dict(request.chat_template_kwargs),
+            model_config=self.model_config,
+        )
+
+    def tools(self, request: ChatRequest) -> list[Any] | None:
+        """The request's tools as vLLM's parsers want them."""
+        return [self.tool_class.model_validate(tool) for tool in request.tools or ()] or None
+
+    def request(self, request: ChatRequest, tools: Sequence[Any] | None, choice: str) -> Any:
+        """What vLLM's parsers look at of a request."""
+        return self.request_class.model_construct(
+            model="", messages=request.messages, tools=tools, tool_choice=choice, include_reasoning=True
+        )
+
+
+def load_kit(
+    tool_parser: str | None, reasoning_parser: str | None, files: Mapping[str, bytes], model_name: str
+) -> Kit:
+    """Import vLLM's parsers by name. Raises `ValueError` in words for whoever configured them."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            "tool_parser and reasoning_parser are vLLM's, which is not installed here: `pip install "
+            "'headrace[cpu]'` for a machine without a GPU, `pip install 'headrace[gpu]'` for one with a GPU"
+        )
+    for name in _LOGGERS_OF_TEXT:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    from vllm.entrypoints.openai.chat_completion import protocol
+    from vllm.parser.parser_manager import ParserManager
+
+    _check_name("tool_parser", tool_parser, "vllm.tool_parsers", "ToolParserManager")
+    _check_name("reasoning_parser", reasoning_parser, "vllm.reasoning", "ReasoningParserManager")
+    tokenizer = parser_tokenizer(files)
+    config = json.loads(files.get(CONFIG, b"{}"))
+    try:
+        parser_class = ParserManager.get_parser(
+            tool_parser_name=tool_parser,
+            reasoning_parser_name=reasoning_parser,
+            enable_auto_tools=True,
+            model_name=model_name,
+            is_harmony=config.get("model_type") == "gpt_oss",
+            tokenizer=tokenizer,
+        )
+    except Exception as error:  # of many kinds: whatever a parser raises where its tokens are missing
+        raise ValueError(f"vLLM's parsers cannot be used: {error}") from error
+    return Kit(
+        parser_class,
+        tokenizer,
+        protocol.ChatCompletionRequest,
+        protocol.ChatCompletionToolsParam,
+        SimpleNamespace(hf_config=SimpleNamespace(model_type=config.get("model_type"))),
+    )
+
+
+def _check_name(setting: str, name: str | None, module: str, manager: str) -> None:
+    if name is None:
+        return
+    known = getattr(importlib.import_module(module), manager).list_registered()
+    if name not in known:
+        names = ", ".join(known)
+        if len(names) > _MAX_NAMES_CHARS:
+            names = names[:_MAX_NAMES_CHARS].rpartition(", ")[0] + ", …"
+        raise ValueError(f"{setting}: vLLM has no parser {name!r}; it has {names}")
+
+
+def is_delegating(parser: Any) -> bool:
+    """Whether reasoning and calls are told apart by two objects, one after the other."""
+    return bool(type(parser).parse.__qualname__.startswith("DelegatingParser."))
+
+
+def gate_for(tools: Any) -> Gate | None:
+    """Where a call can begin for this parser of calls, if that is known."""
+    if tools.engine_based_streaming:
+        markers = _tool_markers(tools) if hasattr(tools, "_parser_engine") else ()
+        return MarkerGate(*markers) if markers else None
+    make = _GATES.get(_definer(tools, "extract_tool_calls"))
+    return make(tools) if make else None
+
+
+def _tool_markers(adapter: Any) -> Sequence[str]:
+    """What leads an engine from text into a call; nothing if it has states of other kinds."""
+    config = adapter._parser_engine.parser_engine_config
+    markers: list[str] = []
+    for (state, terminal), transition in config.transitions.items():
+        target = transition.next_state.name
+        if state.name not in _TEXT_STATES or target in _TEXT_STATES:
+            continue
+        if not target.startswith("TOOL_"):
+            return ()
+        spellings = config.terminals[terminal]
+        markers += (spellings,) if isinstance(spellings, str) else spellings
+    return list(dict.fromkeys(markers))
+
+
+def has_marked_reasoning(reasoning: Any) -> bool:
+    """Whether a start and an end marker are all there is to it."""
+    return _definer(reasoning, "extract_reasoning") in _MARKED_REASONING
+
+
+def marker_starts(adapter: Any) -> frozenset[str] | None:
+    """The characters that can begin anything but plain text in an engine; None if that is not known."""
+    engine = getattr(adapter, "_parser_engine", None)
+    shape = None if engine is None else engine.parser_engine_config.lexer_shape
+    if shape is None or not shape.has_only_literals:
+        return None
+    specials = (token[:1] for token in adapter.model_tokenizer.all_special_tokens)
+    return frozenset(shape.literal_first_chars) | frozenset(specials)
+
+
+def whole_calls(tools: Any, request: Any, content: str) -> Whole:
+    """What vLLM's whole parse makes of a content, by the rules of its `DelegatingParser`."""
+    if hasattr(tools, "TOOL_CALL_REGEX") and _definer(tools, "extract_tool_calls") in _GATES:
+        tools.TOOL_CALL_REGEX = PythonCalls()
+    found = tools.extract_tool_calls(content, request=request)
+    if not found.tools_called:
+        return Whole((found.content or "") if tools.engine_based_streaming else content, ())
+    text = found.content or ""
+    return Whole(
+        "" if text.isspace() else text, [call_of(each.function, each.id) for each in found.tool_calls]
+    )
+
+
+def call_of(function: Any, call_id: str | None) -> Call:
+    """One of vLLM's calls. Its id only where the model's format has ids of its own."""
+    is_own = call_id and not _RANDOM_ID.match(call_id)
+    return Call(function.name, function.arguments, call_id if is_own else None)
+
+
+def with_content(delta: Any, content: str | None) -> Any:
+    """vLLM's delta with this content after its own."""
+    if not content:
+        return delta
+    left = (delta.content or "") if delta is not None else ""
+    reasoning = delta.reasoning if delta is not None else None
+    return SimpleNamespace(reasoning=reasoning, content=left + content, tool_calls=())
+
+
+def _definer(instance: Any, method: str) -> str:
+    """The class that a method comes from."""
+    return str(getattr(type(instance), method).__qualname__.split(".")[0])
