@@ -17,7 +17,7 @@ from backend.link_server import LinkServer
 from gateway.app import App, build_app
 from gateway.http_client import open_connection
 from gateway.settings import General, Link, Settings
-from tests.backend.linked import make_tokenizer, scripted
+from tests.backend.linked import make_tokenizer, scripted, until
 from tests.gateway.programs import Program, is_alive, running, wait_until
 from tests.pipeline.small_tokenizers import byte_level
 
@@ -65,6 +65,32 @@ async def test_a_start_fails_without_a_traceback_although_another_worker_fits(
             assert app.gateway.start_problem.startswith(MISFIT)
         app = build_app(settings(tmp_path, good))
         assert (await started(app))["type"] == "lifespan.startup.complete"
+
+
+async def test_a_start_waits_for_every_worker_that_answers(tmp_path: Path, tokenizer: Path) -> None:
+    """One that fits is ready first; the other one's words are held up until then, and longer."""
+
+    async def hold_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await until(app.gateway.pool.models)
+        await asyncio.sleep(0.1)
+        from_worker, to_worker = await asyncio.open_unix_connection(f"{tmp_path}/bad.sock")
+        await asyncio.gather(pass_on(reader, to_worker), pass_on(from_worker, writer))
+
+    async with scripted(tmp_path, tokenizer=tokenizer) as good, bad_worker(tmp_path, tokenizer):
+        path = f"{tmp_path}/held.sock"
+        async with await asyncio.start_unix_server(hold_up, path):
+            workers = (str(good.address), f"unix://{path}")
+            app = build_app(Settings(general=General(cache=tmp_path / "cache"), link=Link(worker=workers)))
+            assert (await started(app))["type"] == "lifespan.startup.failed"
+            assert app.gateway.start_problem is not None
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+    finally:
+        writer.close()
 
 
 async def test_a_restart_serves_on_without_the_worker(tmp_path: Path, tokenizer: Path) -> None:
