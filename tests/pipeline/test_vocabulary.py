@@ -16,7 +16,10 @@ def test_byte_level_is_recognized_by_its_decoder() -> None:
         name: Vocabulary(tokenizer).is_byte_level
         for name, tokenizer in small_tokenizers.all_tokenizers().items()
     }
-    assert [name for name, value in is_byte_level.items() if value] == ["byte level"]
+    assert [name for name, value in is_byte_level.items() if value] == [
+        "byte level",
+        "byte level in a sequence",
+    ]
 
 
 def test_bytes_of_byte_level_tokens_join_to_the_text() -> None:
