@@ -34,7 +34,8 @@ class Automaton:
     matches.
 
     `whole`: indexes of patterns that match as whole words only. `silent`: indexes of patterns that match but
-    never count in `live`.
+    never count in `live`. `late`: every pattern is in `awaiting`, for texts in which a character is known to
+    be over only when the next one comes.
     """
 
     def __init__(
@@ -44,13 +45,15 @@ class Automaton:
         *,
         whole: Collection[int] = (),
         silent: Collection[int] = (),
+        late: bool = False,
     ) -> None:
         self.patterns = tuple(map(fold_text, patterns)) if fold else tuple(patterns)
         if "" in self.patterns:
             raise ValueError(f"pattern {self.patterns.index('')} is empty")
         self._folds = fold_table() if fold else {}
         self._left_bound = {i for i in whole if is_word_char(self.patterns[i][0])}
-        self._right_bound = {i for i in whole if is_word_char(self.patterns[i][-1])}
+        self.right_bound = {i for i in whole if is_word_char(self.patterns[i][-1])}
+        self._awaited = range(len(self.patterns)) if late else self.right_bound
         self.start = 0
         self.goto: list[dict[str, int]] = []
         self.fail: list[int] = []
@@ -62,10 +65,19 @@ class Automaton:
         self._word_root = self._add_state(0) if self._left_bound else 0
         self._insert_all(frozenset(silent))
         self._link()
+        # Where something ends, or waits to.
+        self.is_notable = [
+            bool(ended or awaited) for ended, awaited in zip(self.outputs, self.awaiting, strict=True)
+        ]
 
     @property
     def has_two_roots(self) -> bool:
         return self._word_root != 0
+
+    @property
+    def last_root(self) -> int:
+        """The roots are the first states: 0, and 1 if there are two."""
+        return self._word_root
 
     def root_after(self, char: str) -> int:
         """The state in which nothing is under way and `char` came last."""
@@ -85,7 +97,7 @@ class Automaton:
     def prefix_states(self, index: int) -> set[int]:
         """The states in which this pattern is under way: begun, and not yet a match."""
         pattern = self.patterns[index]
-        if index not in self._right_bound:
+        if index not in self._awaited:
             pattern = pattern[:-1]
         states = set()
         for root in (0,) if index in self._left_bound else (0, self._word_root):
@@ -94,6 +106,14 @@ class Automaton:
                 state = self.goto[state][char]
                 states.add(state)
         return states
+
+    def live_of(self, indexes: Collection[int]) -> list[int]:
+        """`live` for some of the patterns."""
+        under_way = set().union(*map(self.prefix_states, indexes))
+        live = [0] * len(self.depth)
+        for state in sorted(range(len(live)), key=self.depth.__getitem__):
+            live[state] = self.depth[state] if state in under_way else live[self.fail[state]]
+        return live
 
     def _add_state(self, depth: int) -> int:
         self.goto.append({})
@@ -145,12 +165,12 @@ class Automaton:
     def _mark(self, path: list[int], index: int, silent: bool) -> None:
         """Notes on the states of a path (proper prefixes, perhaps the whole) what the pattern means."""
         size = len(self.patterns[index])
-        right_bound = index in self._right_bound
+        awaited = index in self._awaited
         if len(path) > size:
-            ends = self.awaiting if right_bound else self.outputs
+            ends = self.awaiting if awaited else self.outputs
             ends[path[size]] += (index,)
         if not silent:
-            for depth, state in enumerate(path[: size + right_bound]):
+            for depth, state in enumerate(path[: size + awaited]):
                 self.live[state] = depth
 
     def _link(self) -> None:

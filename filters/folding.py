@@ -108,7 +108,7 @@ def fold_and_tell(text: str) -> tuple[str, bool]:
     """
     if text.isascii():
         return text.lower(), True
-    folded, changed = replace_found(_may_fold(), text, fold_table())
+    folded, changed = replace_found(may_fold(), text, fold_table())
     return folded, _uneven().isdisjoint(changed)
 
 
@@ -147,7 +147,8 @@ def char_class(chars: Iterable[str], more: str = "") -> re.Pattern[str]:
 
 
 @cache
-def _may_fold() -> re.Pattern[str]:
+def may_fold() -> re.Pattern[str]:
+    """Finds the characters that fold to something else, and some beyond U+FFFF that do not."""
     return char_class(fold_table())
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from filters.automaton import Automaton
 from filters.finder import Finder
-from filters.pii import DETECTORS
+from filters.pii import DETECTORS, Detector
 from filters.prefilter import Prefilter
 from filters.rule_folding import DEFAULT, Folding
 from filters.rules import Rule, RuleSet
@@ -35,6 +35,14 @@ class Pattern:
     def excuses(self, rule: Rule) -> bool:
         return self.is_phrase and (self.rule is None or self.rule is rule)
 
+    def holds(self, closed_only: bool = False) -> bool:
+        """Whether text waits for it. A flagged word changes nothing, and a phrase alone is no match."""
+        return not self.is_phrase and self.rule is not None and self.rule.holds(closed_only)
+
+    @property
+    def blocks(self) -> bool:
+        return not self.is_phrase and self.rule is not None and self.rule.blocks
+
 
 class FoldedPatterns:
     """The keywords and phrases of the rules that share one folding. Immutable."""
@@ -50,23 +58,47 @@ class FoldedPatterns:
     def _whole(self) -> list[int]:
         return [i for i, pattern in enumerate(self.patterns) if pattern.whole]
 
-    def keywords(self, matches: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, Rule]]:
-        """Of (end, pattern index) the keywords, as folded (start, end, rule)."""
-        for end, index in matches:
-            pattern = self.patterns[index]
-            if not pattern.is_phrase and pattern.rule is not None:
-                yield end - len(pattern.text), end, pattern.rule
+    @cached_property
+    def automaton(self) -> Automaton:
+        """For streams: only what holds text counts as live."""
+        return Automaton(
+            [pattern.text for pattern in self.patterns],
+            fold=self.folding == DEFAULT,
+            whole=self._whole,
+            silent=[i for i, pattern in enumerate(self.patterns) if not pattern.holds()],
+            late=self.folding.repeats,
+        )
 
-    def phrases(self, matches: Iterable[tuple[int, int]]) -> list[tuple[int, int, Pattern]]:
-        """Of (end, pattern index) the phrases, as folded (start, end, pattern)."""
-        if not self.has_phrases:
-            return []
-        patterns = self.patterns
-        return [
-            (end - len(patterns[index].text), end, patterns[index])
-            for end, index in matches
-            if patterns[index].is_phrase
-        ]
+    @cached_property
+    def live_closed(self) -> list[int]:
+        """The automaton's `live` of rules that fail closed."""
+        if all(pattern.rule is None or pattern.rule.fail == "closed" for pattern in self.patterns):
+            return self.automaton.live
+        return self.automaton.live_of(
+            [index for index, pattern in enumerate(self.patterns) if pattern.holds(closed_only=True)]
+        )
+
+    @cached_property
+    def has_counts(self) -> bool:
+        """Whether it matters how often a character stands in a row."""
+        return any(pattern.repeats for pattern in self.patterns)
+
+    @cached_property
+    def under_way(self) -> dict[int, list[Pattern]]:
+        """The phrases that are under way in a state of the automaton: begun, and not yet a match; keywords
+        too if they may be impossible all the same, by how often a character stood in a row.
+        """
+        states: dict[int, list[Pattern]] = {}
+        for index, pattern in enumerate(self.patterns):
+            if pattern.is_phrase or self.has_counts:
+                for state in self.automaton.prefix_states(index):
+                    states.setdefault(state, []).append(pattern)
+        return states
+
+    def make_ready(self) -> None:
+        """Builds what streams need, so that none of them has to."""
+        assert len(self.live_closed) == len(self.automaton.live)
+        assert self.under_way is not None
 
 
 class Patterns(FoldedPatterns):
@@ -85,7 +117,6 @@ class Patterns(FoldedPatterns):
         self.detectors = tuple(dict.fromkeys(DETECTORS[rule.pii] for rule in self.pii))
         self.prefilter = self._prefilter()
         self.is_active = any(rule.is_active for rule in rules.rules)  # some rule changes what leaves
-        self._phrase_states: dict[int, list[Pattern]] = {}
 
     def __len__(self) -> int:
         return sum(len(folded.patterns) for folded in self.by_folding) + len(self.pii)
@@ -94,47 +125,15 @@ class Patterns(FoldedPatterns):
     def by_folding(self) -> Sequence[FoldedPatterns]:
         return (self, *self.others)
 
+    def pii_of(self, detect: Detector) -> list[Rule]:
+        """The rules that ask for what a detector finds."""
+        return [rule for rule in self.pii if DETECTORS[rule.pii] is detect]
+
     def _prefilter(self) -> Prefilter | None:
         texts = [pattern.text for pattern in self.patterns]
         if self.others or not Prefilter.is_for(texts):
             return None
         return Prefilter(texts, self.finder, self.detectors)
-
-    @cached_property
-    def automaton(self) -> Automaton:
-        """For streams. Only keywords of active rules hold text back: a flagged word changes nothing, and a
-        phrase alone is no match.
-        """
-        automaton = Automaton(
-            [pattern.text for pattern in self.patterns],
-            fold=True,
-            whole=self._whole,
-            silent=[i for i, pattern in enumerate(self.patterns) if not _holds(pattern)],
-        )
-        self._phrase_states = self._find_phrase_states(automaton)
-        return automaton
-
-    def phrase_depth(self, state: int, rule: Rule) -> int:
-        """How many folded characters ago the earliest phrase began that may yet excuse `rule`; 0: none."""
-        automaton = self.automaton
-        while self._phrase_states and automaton.depth[state]:
-            if any(phrase.excuses(rule) for phrase in self._phrase_states.get(state, ())):
-                return automaton.depth[state]
-            state = automaton.fail[state]
-        return 0
-
-    def _find_phrase_states(self, automaton: Automaton) -> dict[int, list[Pattern]]:
-        """The phrases that are under way in a state: begun, and not yet a match."""
-        states: dict[int, list[Pattern]] = {}
-        for index, pattern in enumerate(self.patterns):
-            if pattern.is_phrase:
-                for state in automaton.prefix_states(index):
-                    states.setdefault(state, []).append(pattern)
-        return states
-
-
-def _holds(pattern: Pattern) -> bool:
-    return not pattern.is_phrase and pattern.rule is not None and pattern.rule.is_active
 
 
 def _patterns_of(rules: Iterable[Rule], folding: Folding) -> Iterator[Pattern]:

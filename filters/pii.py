@@ -14,6 +14,14 @@ one. Groups joined by single spaces or hyphens count as one number if they are w
 (4-4-4-4, 3-4-4, …). Where several readings are valid, the longest wins, whichever of them a rule asks for: 16
 digits that pass Luhn's test are a card, never a telephone number and some digits more.
 
+What a stream holds for each class, at the end of what it has read:
+
+* `phone_cn`, `card`, `id_cn`: a number that is under way, with its spaces, hyphens and `+`: at most 33
+  characters. Nothing in text without digits.
+* `email`: the run of letters, digits and `._%+-` that may be a local part (4 characters in English on
+  average, at most 64; none in Chinese); after an `@` also what may be a domain, at most 255 more.
+* `ip`: a run of digits, the letters a to f, colons and dots, at most 64 characters; 1 in English on average.
+
 A call stops early after `MAX_TRIES` places where something may begin, so that it takes 1 ms at most: then
 `decided` is where to go on, if need be with the same text.
 
@@ -25,7 +33,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from ipaddress import IPv6Address
-from typing import Final
+from typing import Final, NamedTuple
 
 PII_CLASSES: Final = ("phone_cn", "email", "card", "id_cn", "ip")
 LOOK_BACK: Final = 65
@@ -130,11 +138,7 @@ def find_emails(text: str, at: int, is_last: bool) -> tuple[list[Match], int]:
 
 def find_addresses(text: str, at: int, is_last: bool) -> tuple[list[Match], int]:
     """`ip`: IPv4, and IPv6 but for short forms that are code rather than addresses (`1::2`, `a::b`)."""
-    decided = len(text)
-    if not is_last:
-        tail = text[-_MAX_IP_RUN - 1 :]
-        num_open = len(tail) - len(tail.rstrip(_IP_CHARS))
-        decided = max(at, len(text) - (num_open if num_open <= _MAX_IP_RUN else 0))
+    decided = len(text) if is_last else max(at, _open_address(text))
     matches: list[Match] = []
     num_tries = 0
     for run in _IP_RUN.finditer(text, at):
@@ -200,6 +204,13 @@ def _open_number(text: str) -> int:
     number = tail[len(tail.rstrip(_NUMBER_CHARS)) :].lstrip(" -.x")
     start = len(text) - len(number)
     return start - (text[start - 1 : start] == "+")
+
+
+def _open_address(text: str) -> int:
+    """Where the run begins that the end of the text may be an address in; the end of the text if in none."""
+    tail = text[-_MAX_IP_RUN - 1 :]
+    num_open = len(tail) - len(tail.rstrip(_IP_CHARS))
+    return len(text) - (num_open if num_open <= _MAX_IP_RUN else 0)
 
 
 def _begins_number(text: str, group: re.Match[str]) -> bool:
@@ -272,4 +283,26 @@ DETECTORS: Final[dict[str, Detector]] = {
     "id_cn": find_numbers,
     "email": find_emails,
     "ip": find_addresses,
+}
+
+
+class Signs(NamedTuple):
+    """When a detector need not look. Streams ask this of every token: 1 us, where detectors take 3.
+
+    `signs`: without one of these there is nothing to find. `run_chars`: what may become part of something if
+    a sign comes; the last `max_run` of them, or of a longer run nothing at all. `shortest`: the fewest
+    characters of a match.
+    """
+
+    signs: str
+    run_chars: str
+    max_run: int
+    keeps_end_of_run: bool
+    shortest: int
+
+
+SIGNS: Final[dict[Detector, Signs]] = {
+    find_numbers: Signs("0123456789+", "", 0, False, 11),
+    find_emails: Signs("@", _LOCAL_CHARS, _MAX_LOCAL, True, 6),
+    find_addresses: Signs("0123456789:", _IP_CHARS, _MAX_IP_RUN, False, 3),
 }

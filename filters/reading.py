@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from filters.offsets import Offsets
-from filters.rule_folding import Folding
+from filters.rule_folding import Folding, Uneven
 
 _RUNS: Final = re.compile(r"(.)\1+", re.DOTALL)
 # Characters that fold to several cost memory. In a longer run only its ends do: it may be all of the text.
@@ -40,9 +40,13 @@ class Reading:
 
     def read(self, piece: str, is_last: bool = False) -> int:
         """The next characters of the text. Returns how many were uneven."""
-        start = self.raw_end
-        self.raw_end, self.is_last = start + len(piece), is_last
         folded, uneven = self._folding.read(piece)
+        return self.take(folded, uneven, len(piece), is_last)
+
+    def take(self, folded: str, uneven: Uneven, num_raw: int, is_last: bool = False) -> int:
+        """The same for characters that were folded already."""
+        start = self.raw_end
+        self.raw_end, self.is_last = start + num_raw, is_last
         for offset, num_folded in uneven:
             self._offsets.add(start + offset, num_folded)
         return len(uneven) + self._extend(folded)

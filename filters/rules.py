@@ -2,8 +2,8 @@
 
 A rules file is a YAML list of rules, or a plain list with one keyword a line (empty lines and lines that
 start with `#` are skipped) that becomes a single rule. Everything wrong with it is a `RuleError` with the
-line number, before anything is served. Fields that this version does not know are errors too, and so is what
-it knows but cannot do yet: nothing is ignored.
+line number, before anything is served. Fields that this version does not know are errors too: nothing is
+ignored.
 
 Not here: compiling rules (`patterns.py`), and reading YAML as such (`yaml_fields.py`).
 """
@@ -26,6 +26,7 @@ ACTIONS: Final = ("allow", "flag", "mask", "redact", "block")
 DIRECTIONS: Final = ("input", "output", "both")
 CHANNELS: Final = ("content", "reasoning", "tool_name", "tool_arguments", "refusal")
 REWRITES: Final = ("mask", "redact")
+FAILS: Final = ("closed", "open")
 DEFAULT_REPLACEMENT: Final = {"mask": "*", "redact": "[REDACTED]"}
 PII_REPLACEMENT: Final = dict(zip(PII_CLASSES, ("[PHONE]", "[EMAIL]", "[CARD]", "[ID]", "[IP]"), strict=True))
 MAX_HOLD_ID: Final = "max_hold"  # the rule id under which a stream reports that it held text for too long
@@ -49,7 +50,9 @@ class Rule:
     otherwise.
     `allow`: phrases in which a match is fine. `shadow`: report hits, change nothing.
     `channels`: the kinds of text it applies to. All that a client sends is `content`.
-    The last four are the foldings of `rule_folding.py`.
+    `skip_symbols`, `repeats`, `digits`, `leet`: the foldings of `rule_folding.py`.
+    `fail`: what happens to text that waits for this rule when the answer breaks off: `closed` keeps it back,
+    `open` lets it go.
     """
 
     id: str
@@ -66,6 +69,7 @@ class Rule:
     repeats: bool = False
     digits: bool = False
     leet: bool = False
+    fail: str = "closed"
 
     @property
     def is_active(self) -> bool:
@@ -77,10 +81,18 @@ class Rule:
         return Folding(self.skip_symbols, self.repeats, self.digits, self.leet)
 
     @property
-    def whole_text_field(self) -> str | None:
-        """The field that makes the rule one for whole texts only, not yet for streams."""
-        asked = (name for name in ("pii", *FOLDINGS) if getattr(self, name))
-        return next(asked, None)
+    def blocks(self) -> bool:
+        """Whether a match ends the text."""
+        return self.action == "block" and not self.shadow
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether a match leaves as something else."""
+        return self.action in REWRITES and not self.shadow
+
+    def holds(self, closed_only: bool = False) -> bool:
+        """Whether text waits for this rule; with `closed_only` also when the text breaks off."""
+        return self.is_active and not (closed_only and self.fail == "open")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +203,7 @@ def _rule(draft: Fields) -> Rule:
         pii=draft.word("pii", PII_CLASSES, ""),
         channels=draft.texts("channels", _channel_problem) if "channels" in draft else CHANNELS,
         **{name: getattr(folding, name) for name in FOLDINGS},
+        fail=_fail(draft, action),
     )
     _check_combination(draft, rule)
     _check_phrases(draft, rule)
@@ -222,6 +235,19 @@ def _replacement(draft: Fields, action: str) -> str:
         num_chars = len(replacement)
         draft.refuse("replacement", f"a mask is one character that stands for each; this one has {num_chars}")
     return replacement
+
+
+def _fail(draft: Fields, action: str) -> str:
+    fail = draft.word("fail", FAILS, FAILS[0])
+    if "fail" in draft:
+        for reason, is_so in (
+            (f"action {action}", action in ("allow", "flag")),
+            ("shadow", draft.flag("shadow")),
+            ("direction input: it has all of its text", draft.word("direction", DIRECTIONS, "") == "input"),
+        ):
+            if is_so:
+                draft.refuse("fail", f"fail has no meaning with {reason}")
+    return fail
 
 
 def _keyword_problem(keyword: str, folding: Folding) -> str | None:
@@ -261,13 +287,6 @@ def _check_combination(draft: Fields, rule: Rule) -> None:
         for name in names:
             if is_so and getattr(rule, name):
                 draft.refuse(name, f"{name} has no meaning with {reason}")
-    if rule.direction == "input":
-        return
-    if rule.whole_text_field is not None:
-        name = rule.whole_text_field
-        draft.refuse(name, f"{name} works for what clients send so far: it needs `direction: input`")
-    if "content" not in rule.channels:
-        draft.refuse("channels", "the output has the channel content so far; others need `direction: input`")
 
 
 def _check_phrases(draft: Fields, rule: Rule) -> None:

@@ -22,11 +22,10 @@ from typing import Final
 from filters.folding import fold_and_tell
 from filters.hit import Hit
 from filters.patterns import Patterns
-from filters.pii import DETECTORS
 from filters.reading import Reading, reading_of
-from filters.rules import REWRITES
+from filters.settling import Found, Verdicts
 from filters.spans import Emitter
-from filters.tracks import Found, KeywordTrack, PiiTrack, Track
+from filters.tracks import KeywordTrack, PiiTrack, Track
 
 SLICE_CHARS: Final = 16_384  # about 1 ms
 PIECE_CHARS: Final = 2_048  # what is read at once: below 5 ms even where every character needs attention
@@ -40,7 +39,7 @@ class ScanResult:
     """`hits` are in order of their end, at most `MAX_HITS`; `num_hits` counts all.
 
     `blocked_by` is the id of the rule that blocks. `text` is the rewritten text; None if it is blocked. A
-    scan ends with the block that ends first.
+    scan ends with the block that ends first; what ends where it does still counts.
     """
 
     hits: tuple[Hit, ...]
@@ -138,7 +137,7 @@ class _Scanner:
         ]
         self._has_phrases = any(patterns.has_phrases for patterns in rules.by_folding)
         self._open: list[Found] = []  # a phrase may excuse them yet
-        self._undecided: list[Found] = []  # in order; they stand, but for a block that ends before them
+        self._verdicts = Verdicts()
         self._emitter: Emitter | None = None  # from the first span on that is to be rewritten
         self._pieces: list[str] = []
         self._hits: list[Hit] = []
@@ -158,7 +157,7 @@ class _Scanner:
         found = track.find()
         self.num_done += len(found)
         self.must_pause = track.is_behind or self.num_done > _BUSY
-        if found or self._has_phrases or self._undecided:
+        if found or self._has_phrases or self._verdicts.waiting:
             self._settle(found)
             self._decide()
         if self.blocked_by is not None:
@@ -198,29 +197,22 @@ class _Scanner:
             )
             for track in self._keywords:
                 track.forget_phrases_before(kept_from)
-        self._undecided += found
+        self._verdicts.waiting += found
         for each in found:
-            if each.rule.is_active and each.rule.action in REWRITES:
+            if each.rule.rewrites:
                 if self._emitter is None:
                     self._emitter = Emitter()
                 self._emitter.add(each.raw_start, each.raw_end, each.rule, (each.track, each.number))
 
     def _decide(self) -> None:
-        """Takes matches in order until one may be preceded by another that is not known yet, or open."""
-        undecided = self._undecided
-        num_decided = len(undecided)
-        if len(self._tracks) > 1 or self._has_phrases:
-            undecided.sort()
+        """Takes matches until one may be preceded by another that is not known yet, or open."""
         found_to = min([track.found_to for track in self._tracks])
-        first_open = min(self._open) if self._open else None
-        for index, found in enumerate(undecided):
-            if found.raw_end > found_to or (first_open is not None and found > first_open):
-                num_decided = index
-                break
+        if self._open:
+            found_to = min(found_to, min(self._open).raw_end - 1)
+        for found in self._verdicts.take(found_to):
             self._accept(found)
-            if self.blocked_by is not None:
-                break
-        del undecided[:num_decided]
+        if self._verdicts.block is not None:
+            self.blocked_by = self._verdicts.block.rule.id
 
     def _is_excused(self, found: Found) -> bool:
         reading = self._tracks[found.track].reading
@@ -233,8 +225,6 @@ class _Scanner:
         self._num_hits += 1
         if len(self._hits) < MAX_HITS:
             self._hits.append(Hit(rule.id, rule.action, found.raw_start, found.raw_end, rule.shadow))
-        if rule.is_active and rule.action not in REWRITES:
-            self.blocked_by = rule.id
 
     def _release(self, emitter: Emitter) -> None:
         """Rewrites what no later match can begin in."""
@@ -249,5 +239,4 @@ def _open_from(track: Track) -> int:
 
 def _pii_tracks(rules: Patterns, reading: Reading, number: int) -> Iterator[PiiTrack]:
     for position, detect in enumerate(rules.detectors):
-        asking = [rule for rule in rules.pii if DETECTORS[rule.pii] is detect]
-        yield PiiTrack(detect, asking, reading, number + position)
+        yield PiiTrack(detect, rules.pii_of(detect), reading, number + position)

@@ -11,36 +11,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-from filters.patterns import FoldedPatterns, Pattern
+from filters.patterns import FoldedPatterns
 from filters.pii import LOOK_AHEAD, LOOK_BACK, Detector
 from filters.reading import Reading
 from filters.rules import Rule
+from filters.settling import Found, Phrase
 
 # A track stops after this many matches and goes on at the next step, so that a text full of matches does not
 # hold the event loop: a match costs 3 us all in all.
 MAX_FOUND: Final = 250
-
-
-class Found(NamedTuple):
-    """A match of a keyword or a detector that a phrase may excuse. Sorts in the order of decision."""
-
-    raw_end: int
-    track: int
-    number: int  # among the matches of its track
-    raw_start: int
-    start: int  # folded
-    end: int
-    rule: Rule
-
-
-class Phrase(NamedTuple):
-    start: int  # folded
-    end: int
-    pattern: Pattern
-    raw_start: int
-    raw_end: int
 
 
 class Track(Protocol):

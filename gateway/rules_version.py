@@ -10,13 +10,13 @@ import gc
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Final
 
 from filters.patterns import Patterns
-from filters.rules import RuleSet
+from filters.rules import CHANNELS, RuleSet
 from filters.scan import scan
 from filters.stream import MAX_HOLD_CHARS, CompiledRules, OnMaxHold
 from pipeline.seen_texts import MAX_BYTES, SeenTexts
@@ -37,7 +37,10 @@ class RuleOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RulesVersion:
-    """A set of rules. `input` None: no rule is for input. `seen`: the texts that were scanned under it."""
+    """A set of rules. `input` None: no rule is for input. `seen`: the texts that were scanned under it.
+
+    `output`: for each channel; those with equal rules share one object.
+    """
 
     number: int  # from 1, in one process
     fingerprint: str
@@ -45,21 +48,27 @@ class RulesVersion:
     num_keywords: int
     input: Patterns | None
     seen: SeenTexts | None
-    output: CompiledRules
+    output: Mapping[str, CompiledRules]
     loaded_at_s: float  # since 1970
     compile_s: float
+
+    def output_for(self, channel: str) -> CompiledRules:
+        """The rules for one channel of the answer (`filters.rules.CHANNELS`)."""
+        return self.output[channel]
 
 
 def compile_rules(rules: RuleSet, options: RuleOptions, number: int) -> RulesVersion:
     """Rules ready for use, from any thread. Takes seconds for 50,000 rules."""
     started_s = time.monotonic()
-    output_rules, input_rules = rules.for_direction("output"), rules.for_direction("input")
-    output = CompiledRules(output_rules, options.max_hold_chars, options.hold_policy)
-    patterns: Patterns | None = output
-    if not len(input_rules):
-        patterns = None
-    elif input_rules != output_rules:
-        patterns = Patterns(input_rules)
+    compiled: list[tuple[RuleSet, CompiledRules]] = []
+    output = {
+        channel: _compiled(rules.for_direction("output", channel), options, compiled) for channel in CHANNELS
+    }
+    input_rules = rules.for_direction("input")
+    patterns: Patterns | None = None
+    if len(input_rules):
+        patterns = next((each for known, each in compiled if known == input_rules), None)
+        patterns = patterns or Patterns(input_rules)
     if patterns is not None:
         scan(" ", patterns)  # builds what the first scan would otherwise build, on the event loop
     return RulesVersion(
@@ -73,6 +82,18 @@ def compile_rules(rules: RuleSet, options: RuleOptions, number: int) -> RulesVer
         loaded_at_s=time.time(),
         compile_s=time.monotonic() - started_s,
     )
+
+
+def _compiled(
+    rules: RuleSet, options: RuleOptions, compiled: list[tuple[RuleSet, CompiledRules]]
+) -> CompiledRules:
+    """Equal rules are compiled once."""
+    for known, each in compiled:
+        if known == rules:
+            return each
+    each = CompiledRules(rules, options.max_hold_chars, options.hold_policy)
+    compiled.append((rules, each))
+    return each
 
 
 @contextlib.contextmanager
@@ -100,7 +121,8 @@ def discard_when_unused(version: RulesVersion, thread: Executor) -> None:
     Its nodes refer to each other in circles, and the garbage collector does not look at frozen objects. To
     free half a million of them on the event loop would take 100 ms.
     """
-    for patterns in {id(each): each for each in (version.input, version.output) if each is not None}.values():
+    parts = (version.input, *version.output.values())
+    for patterns in {id(each): each for each in parts if each is not None}.values():
         finalizer = weakref.finalize(patterns, _discard_in, thread, dict(vars(patterns)))
         finalizer.atexit = False
 

@@ -53,13 +53,6 @@ class Text:
         self.folded = "".join(FOLDS[char] for char in raw)
         self.origin = [i for i, char in enumerate(raw) for _ in FOLDS[char]]
 
-    def cut_folded(self, size: int) -> Text:
-        """The text as it was when only `size` folded characters of it had been looked at."""
-        cut = Text("")
-        cut.raw = self.raw[: self.origin[size - 1] + 1] if size else ""
-        cut.folded, cut.origin = self.folded[:size], self.origin[:size]
-        return cut
-
     def span(self, match: Match) -> tuple[int, int]:
         return self.origin[match.start], self.origin[match.end - 1] + 1
 
@@ -161,33 +154,38 @@ class Expected:
     blocked: bool
 
 
-def _conclude(text: Text, rules: Sequence[Rule]) -> Expected:
-    """The text ends here."""
-    stands = final_matches(text, rules)
-    hits = {Hit(m.rule.id, m.rule.action, *text.span(m), m.rule.shadow) for m in stands}
-    blocks = [text.span(m)[0] for m in stands if m.rule.is_active and m.rule.action == "block"]
-    cut = min(blocks, default=len(text.raw))
-    spans = [(*text.span(m), m.rule) for m in stands if m.rule.is_active and m.rule.action != "block"]
-    return Expected(rewrite(text.raw, spans, cut), hits, bool(blocks))
+def is_block(match: Match) -> bool:
+    return match.rule.is_active and match.rule.action == "block"
 
 
 def expect(raw: str, rules: Sequence[Rule]) -> Expected:
-    """What a stream of this text must give, whatever the chunks."""
-    whole = Text(raw)
-    for size in range(1, len(whole.folded) + 1):
-        text = whole.cut_folded(size)
-        waiting = undecided(text, rules)
-        for match in final_matches(text, rules):
-            if match.rule.is_active and match.rule.action == "block" and match not in waiting:
-                return _conclude(text, rules)
-    return _conclude(whole, rules)
+    """What a stream of this text must give, whatever the chunks: the block that ends first ends the text, and
+    what ends up to there counts.
+    """
+    text = Text(raw)
+    stands = final_matches(text, rules)
+    ends = [text.span(m)[1] for m in stands if is_block(m)]
+    stands = [m for m in stands if text.span(m)[1] <= min(ends, default=len(raw))]
+    hits = {Hit(m.rule.id, m.rule.action, *text.span(m), m.rule.shadow) for m in stands}
+    cut = min([text.span(m)[0] for m in stands if is_block(m)], default=len(raw))
+    spans = [(*text.span(m), m.rule) for m in stands if m.rule.is_active and not is_block(m)]
+    return Expected(rewrite(raw, spans, cut), hits, bool(ends))
 
 
 def num_held(raw: str, rules: Sequence[Rule]) -> int:
-    """The smallest number of raw characters that a stream must hold after this text."""
+    """The smallest number of raw characters that a stream must hold after this text, if it is not blocked."""
     text = Text(raw)
+    waiting = undecided(text, rules)
+    certain = [m for m in final_matches(text, rules) if m not in waiting and m.rule.is_active]
     starts = [text.origin[start] for start, rule in unfinished(text, rules, False) if rule.is_active]
-    starts += [text.span(match)[0] for match in undecided(text, rules) if match.rule.is_active]
+    starts += [text.span(match)[0] for match in waiting if match.rule.is_active]
+    # A block whose turn has not come, and what a block would undo that ends before it.
+    starts += [text.span(match)[0] for match in certain if is_block(match)]
+    for match in certain:
+        before = [text.span(m)[1] <= text.span(match)[1] for m in waiting if is_block(m)]
+        before += [text.span(m)[1] < text.span(match)[1] for m in certain if is_block(m)]
+        if any(before):
+            starts.append(text.span(match)[0])
     return len(raw) - min(starts, default=len(raw))
 
 

@@ -146,3 +146,24 @@ def test_prefix_states_are_those_in_which_a_pattern_is_under_way() -> None:
             if text.endswith("ab"[:size]) and stands_alone(text, len(text) - size, len(text))[0]
         }
         assert depths == expected, text
+
+
+def test_late_patterns_await_the_next_character_and_stay_live() -> None:
+    automaton = Automaton(["ab", "bc"], whole=[1], late=True)
+    state, seen = automaton.start, []
+    for char in "abc":
+        state = automaton.step(state, char)
+        seen.append((automaton.outputs[state], automaton.awaiting[state], automaton.live[state]))
+    assert seen == [((), (), 1), ((), (0,), 2), ((), (), 0)]
+    assert automaton.right_bound == {1}
+
+
+def test_live_of_all_patterns_is_live() -> None:
+    rng = random.Random(8)
+    for _ in range(50):
+        patterns = sorted({"".join(rng.choices("ab .", k=rng.randint(1, 4))) for _ in range(5)})
+        whole = [i for i in range(len(patterns)) if rng.random() < 0.4]
+        silent = [i for i in range(len(patterns)) if rng.random() < 0.3]
+        heard = [i for i in range(len(patterns)) if i not in silent]
+        automaton = Automaton(patterns, whole=whole, silent=silent, late=rng.random() < 0.3)
+        assert automaton.live_of(heard) == automaton.live

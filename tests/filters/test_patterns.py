@@ -33,13 +33,6 @@ def test_excuses_is_for_its_own_rule_or_for_all() -> None:
     assert not compiled().patterns[0].excuses(BLOCK)
 
 
-def test_keywords_and_phrases_of_matches() -> None:
-    patterns = compiled()
-    matches = sorted(patterns.finder.find("a foobar"))
-    assert list(patterns.keywords(matches)) == [(2, 5, BLOCK), (5, 8, BLOCK)]
-    assert [(start, end) for start, end, _ in patterns.phrases(matches)] == [(2, 8)]
-
-
 def test_only_keywords_of_active_rules_hold() -> None:
     automaton = compiled().automaton
     state, lives = automaton.start, []
@@ -49,15 +42,26 @@ def test_only_keywords_of_active_rules_hold() -> None:
     assert lives == [0, 0, 1, 2, 0]
 
 
-def test_phrase_depth_is_that_of_the_earliest_phrase_under_way() -> None:
+def test_under_way_are_the_phrases_that_are_begun_and_not_yet_a_match() -> None:
     patterns = compiled()
-    state = patterns.automaton.start
-    for char in "a foo":
+    state, texts = patterns.automaton.start, []
+    for char in "a foob":
         state = patterns.automaton.step(state, char)
-    assert patterns.phrase_depth(state, BLOCK) == 5  # `a foo` waits for the end of the word
-    state = patterns.automaton.step(state, "b")
-    assert patterns.phrase_depth(state, BLOCK) == 4
-    assert patterns.phrase_depth(state, FLAG) == 0
+        texts.append([pattern.text for pattern in patterns.under_way.get(state, ())])
+    # `a foo` waits for the end of the word; `foobar` is found under the shorter suffixes before.
+    assert texts == [["a foo"], ["a foo"], ["a foo"], ["a foo"], ["a foo"], ["foobar"]]
+
+
+def test_live_closed_is_that_of_rules_that_fail_closed() -> None:
+    closed = Rule("c", ("bcd",), "mask", replacement="*")
+    opened = Rule("o", ("abcde",), "mask", replacement="*", fail="open")
+    patterns = Patterns(RuleSet((closed, opened)))
+    state, lives = patterns.automaton.start, []
+    for char in "abcd":
+        state = patterns.automaton.step(state, char)
+        lives.append((patterns.automaton.live[state], patterns.live_closed[state]))
+    assert lives == [(1, 0), (2, 1), (3, 2), (4, 0)]
+    assert Patterns(RuleSet((closed,))).live_closed == Patterns(RuleSet((closed,))).automaton.live
 
 
 def test_patterns_are_apart_by_folding_and_personal_data_counts() -> None:

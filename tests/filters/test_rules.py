@@ -143,12 +143,6 @@ IN = ("direction: input",)
         (rule_text("pii: car", "action: mask"), 2, "pii is 'car'; it must be one of phone_cn, email, card"),
         (rule_text("pii: [card]", "action: mask"), 2, "pii must be text"),
         (rule_text(*OK, "pii: card", *IN), 4, "either match or pii"),
-        (
-            rule_text("pii: card", "action: mask"),
-            2,
-            "pii works for what clients send so far: it needs `direction: in",
-        ),
-        (rule_text("pii: card", "action: mask", "direction: output"), 2, "needs `direction: input`"),
         (rule_text("pii: card", "action: allow", *IN), 2, "pii has no meaning with action allow"),
         (
             rule_text("pii: card", "action: mask", *IN, "whole_word: true"),
@@ -164,10 +158,16 @@ IN = ("direction: input",)
             4,
             "there is no channel 'audio'; the channels are content",
         ),
-        (rule_text(*OK, "channels: [reasoning]"), 4, "the output has the channel content so far"),
+        (rule_text(*OK, "fail: maybe"), 4, "fail is 'maybe'; it must be one of closed, open"),
+        (rule_text("match: foo", "action: flag", "fail: open"), 4, "fail has no meaning with action flag"),
+        (
+            rule_text("match: foo", "action: allow", "fail: closed"),
+            4,
+            "fail has no meaning with action allow",
+        ),
+        (rule_text(*OK, "shadow: true", "fail: open"), 5, "fail has no meaning with shadow"),
+        (rule_text(*OK, *IN, "fail: open"), 5, "fail has no meaning with direction input"),
         (rule_text(*OK, "repeats: 2"), 4, "repeats must be true or false"),
-        (rule_text(*OK, "repeats: true"), 4, "repeats works for what clients send so far"),
-        (rule_text(*OK, "digits: true", "direction: output"), 4, "digits works for what clients send so far"),
         (rule_text("match: [傻帽, ass]", "action: mask", *IN, "skip_symbols: true"), 2, "'ass' is Latin"),
         (rule_text("match: '12'", "action: mask", *IN, "skip_symbols: true"), 2, "'12' is Latin"),
         (rule_text("match: '@@'", "action: mask", *IN, "skip_symbols: true"), 2, "folds to nothing"),
@@ -216,10 +216,24 @@ def test_for_direction_keeps_the_rules_of_that_channel() -> None:
         rules.for_direction("input", "audio")
 
 
-def test_whole_text_field_names_what_streams_cannot_do() -> None:
-    assert Rule("a", ("foo",), "block").whole_text_field is None
-    assert Rule("a", (), "block", pii="card").whole_text_field == "pii"
-    assert Rule("a", ("foo",), "block", leet=True).whole_text_field == "leet"
+def test_holds_only_for_what_changes_the_text() -> None:
+    masked, opened = Rule("a", ("foo",), "mask"), Rule("a", ("foo",), "block", fail="open")
+    assert (masked.holds(), masked.holds(closed_only=True), masked.rewrites, masked.blocks) == (1, 1, 1, 0)
+    assert (opened.holds(), opened.holds(closed_only=True), opened.rewrites, opened.blocks) == (1, 0, 0, 1)
+    shadow = Rule("a", ("foo",), "block", shadow=True)
+    assert (shadow.holds(), shadow.rewrites, shadow.blocks) == (0, 0, 0)
+    assert not Rule("a", ("foo",), "flag").holds()
+
+
+def test_load_rules_takes_every_kind_of_rule_for_the_answer() -> None:
+    text = (
+        "- {id: mail, pii: email, action: redact, direction: output, channels: [reasoning, tool_name]}\n"
+        "- {id: evasive, match: 傻帽, action: mask, skip_symbols: true, fail: open}\n"
+        "- {id: plain, match: foo, action: block, fail: closed}\n"
+    )
+    mail, evasive, plain = load_rules(text, "r.yaml").rules
+    assert (mail.channels, mail.fail) == (("reasoning", "tool_name"), "closed")
+    assert (evasive.fail, evasive.direction, plain.fail) == ("open", "both", "closed")
 
 
 def test_fingerprint_changes_with_the_rules_only() -> None:

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from filters.combined import CombinedFilter
 from filters.hit import Hit
 from filters.rules import MAX_HOLD_ID, Rule, RuleSet
+from filters.scan import scan
 from filters.stream import CompiledRules, StreamFilter
 from tests.filters import oracle
 
@@ -31,7 +33,7 @@ def compiled(*rules: Rule, **options: object) -> CompiledRules:
 
 def open_stream(*rules: Rule, **options: object) -> StreamFilter:
     stream = compiled(*rules, **options).stream()
-    assert stream is not None
+    assert isinstance(stream, StreamFilter)
     return stream
 
 
@@ -46,7 +48,7 @@ def chunkings(text: str, rng: random.Random) -> Iterator[list[str]]:
         yield [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def run(stream: StreamFilter, chunks: Sequence[str]) -> str:
+def run(stream: StreamFilter | CombinedFilter, chunks: Sequence[str]) -> str:
     return "".join([stream.feed(chunk) for chunk in chunks]) + stream.flush()
 
 
@@ -202,10 +204,69 @@ def test_compiled_rules_with_a_bad_bound_are_refused(options: dict[str, object])
         compiled(mask("abc"), **options)
 
 
-@pytest.mark.parametrize("options", [{"pii": "card"}, {"repeats": True}, {"skip_symbols": True}])
-def test_compiled_rules_that_need_a_whole_text_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=f"'r' has {next(iter(options))}"):
-        compiled(Rule("r", (), "mask", **options))  # type: ignore[arg-type]
+def test_feed_of_a_block_waits_for_what_may_end_before_it() -> None:
+    rules = [block("cd", allow=("cdefg",)), block("ef"), mask("bcdef")]
+    stream = open_stream(*rules)
+    assert (stream.feed("abcdef"), stream.blocked) == ("a", False)
+    assert (stream.feed("g"), stream.blocked_by) == ("***", "b-ef")
+    assert stream.hits == [Hit("m-bcdef", "mask", 1, 6), Hit("b-ef", "block", 4, 6)]
+    stream = open_stream(*rules)
+    assert (stream.feed("abcdef") + stream.feed("x"), stream.blocked_by) == ("ab", "b-cd")
+    assert stream.hits == [Hit("b-cd", "block", 2, 4)]
+
+
+def test_feed_of_a_block_counts_the_word_that_ends_with_it() -> None:
+    rules = [block("ss"), Rule("f", ("ass",), "flag", whole_word=True)]
+    stream = open_stream(*rules)
+    assert (stream.feed("an ass"), stream.held, stream.blocked) == ("an a", 2, False)
+    assert (stream.feed("!"), stream.blocked) == ("", True)
+    assert stream.hits == [Hit("f", "flag", 3, 6), Hit("b-ss", "block", 4, 6)]
+    stream = open_stream(*rules)
+    assert (stream.feed("an assx"), stream.hits) == ("an a", [Hit("b-ss", "block", 4, 6)])
+
+
+def test_feed_rewrites_equal_spans_as_the_first_keyword_says() -> None:
+    rules = [
+        Rule("a", ("bc",), "redact", replacement="[A]", allow=("bcd",)),
+        Rule("b", ("bc",), "redact", replacement="[B]"),
+    ]
+    for chunks in chunkings("abcx", random.Random(0)):
+        assert run(open_stream(*rules), chunks) == "a[A]x"
+
+
+def test_abandon_lets_go_what_only_rules_that_fail_open_hold() -> None:
+    stream = open_stream(mask("abcde", fail="open"), mask("cdx"))
+    assert (stream.feed("zabcd"), stream.held) == ("z", 4)
+    assert (stream.abandon(), stream.held, stream.released) == ("ab", 2, 3)
+    assert (stream.abandon(), stream.hits) == ("", [])
+    with pytest.raises(RuntimeError, match="flushed"):
+        stream.feed("x")
+
+
+def test_abandon_without_rules_that_fail_open_lets_nothing_go() -> None:
+    stream = open_stream(mask("abcd"))
+    assert (stream.feed("zabc"), stream.abandon(), stream.held) == ("z", "", 3)
+
+
+def test_abandon_rewrites_what_is_certain_and_leaves_open_matches_alone() -> None:
+    stream = open_stream(block("ab", allow=("abcde",), fail="open"), mask("abc"), mask("yz"))
+    assert (stream.feed("yzabc"), stream.held) == ("**", 3)
+    assert (stream.abandon(), stream.held, stream.blocked) == ("***", 0, False)
+    stream = open_stream(mask("ab", allow=("abcde",), fail="open"), mask("ass", whole_word=True, fail="open"))
+    assert (stream.feed("ab"), stream.abandon(), stream.hits) == ("", "ab", [])
+    stream = open_stream(mask("ass", whole_word=True, fail="open"))
+    assert (stream.feed("ass"), stream.abandon()) == ("", "ass")
+
+
+def test_completes_tells_what_an_alternative_would_complete() -> None:
+    rules = compiled(mask("敏感词"), Rule("f", ("敏感",), "flag"), mask("ass", whole_word=True))
+    assert rules.completes("他说敏感", "词")
+    assert rules.completes("他说敏", "感词吗")
+    assert not rules.completes("他说敏", "感")  # only reported
+    assert not rules.completes("敏感词", "吗")  # it was there before
+    assert rules.completes("an a", "ss")
+    assert not rules.completes("a cla", "ss")
+    assert compiled(Rule("p", (), "redact", pii="phone_cn")).completes("tel 138", "12345678")
 
 
 def test_feed_of_traditional_characters_matches_simplified_keywords() -> None:
@@ -231,6 +292,7 @@ def check_against_oracle(rules: RuleSet, text: str, rng: random.Random) -> None:
                 assert stream.released + stream.held == len(read), context
         emitted += stream.flush()
         assert emitted == expected.output, context
+        assert tuple(stream.hits) == scan(text, shared).hits, context
         assert set(stream.hits) == expected.hits, context
         assert len(stream.hits) == len(set(stream.hits)) or set(text) & oracle.EXPANDING, context
         assert stream.blocked == expected.blocked, context
@@ -246,7 +308,7 @@ def check_bounded(rules: RuleSet, text: str, rng: random.Random) -> None:
         assert stream is not None
         output = run(stream, chunks)
         assert stream.peak_held <= bound, (rules.rules, chunks)
-        outcomes.add((output, stream.blocked_by, stream.num_leaked, frozenset(stream.hits)))
+        outcomes.add((output, stream.blocked_by, stream.num_leaked, tuple(stream.hits)))
     assert len(outcomes) == 1, (rules.rules, text, outcomes)
 
 

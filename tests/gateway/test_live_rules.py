@@ -68,7 +68,7 @@ async def settle(rules: LiveRules) -> None:
 
 def masked(version: RulesVersion, text: str) -> str:
     """A text as the rules for output leave it."""
-    stream = version.output.stream()
+    stream = version.output_for("content").stream()
     return text if stream is None else stream.feed(text) + stream.flush()
 
 
@@ -87,7 +87,7 @@ async def test_changed_file_is_taken_and_old_version_still_works(file: Path) -> 
     metrics = Metrics()
     rules = live(file, metrics)
     old = rules.current
-    stream = old.output.stream()
+    stream = old.output_for("content").stream()
     assert stream is not None
     assert stream.feed("a badw") == "a "
     write(file, "worse\nworst\n")
@@ -245,7 +245,7 @@ async def test_no_rules_at_all_and_rules_that_become_empty(file: Path) -> None:
     empty = live([])
     assert empty.current.input is None
     assert empty.current.seen is None
-    assert empty.current.output.stream() is None
+    assert empty.current.output_for("content").stream() is None
     rules = live(file)
     write(file, "# nothing\n")
     await settle(rules)
@@ -258,7 +258,7 @@ async def test_directions_are_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     write(path, "- {id: i, match: inward, action: mask, direction: input}\n")
     rules = live(path, max_seen_bytes=0)
-    assert rules.current.output.stream() is None
+    assert rules.current.output_for("content").stream() is None
     assert rules.current.seen is None
     write(path, "- {id: o, match: outward, action: mask, direction: output}\n")
     await settle(rules)
@@ -323,8 +323,8 @@ async def test_request_to_reload_a_file_that_is_being_written_is_kept(
 
 async def test_memory_of_a_version_is_freed_after_its_last_stream(file: Path) -> None:
     rules = live(file)
-    stream = rules.current.output.stream()
-    nodes = rules.current.output.walk.nodes
+    stream = rules.current.output_for("content").stream()
+    nodes = rules.current.output_for("content").walk.nodes
     assert stream is not None
     write(file, "worse\n")
     await settle(rules)
@@ -371,7 +371,7 @@ async def one_request(rules: LiveRules, rng: random.Random) -> str:
             prompt = end.value[0].prompts[0]
             break
         await asyncio.sleep(0.002)
-    stream, answer = version.output.stream(), ""
+    stream, answer = version.output_for("content").stream(), ""
     assert stream is not None
     for char in TEXT:
         answer += stream.feed(char)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from filters.rules import load_rules
+from filters.rules import CHANNELS, load_rules
 from gateway.rules_version import RuleOptions, compile_rules, unnoticed
 
 
@@ -27,7 +27,7 @@ def rules(*directions: str) -> str:
 
 def test_rules_for_both_directions_are_compiled_once() -> None:
     version = compile_rules(load_rules(rules("both", "both"), "r.yaml"), RuleOptions(), 7)
-    assert version.input is version.output
+    assert all(version.output_for(channel) is version.input for channel in CHANNELS)
     assert (version.number, version.num_rules, version.num_keywords) == (7, 2, 2)
     assert version.seen is not None
     assert version.seen.rules is version.input
@@ -36,11 +36,26 @@ def test_rules_for_both_directions_are_compiled_once() -> None:
 def test_rules_of_each_direction_are_their_own() -> None:
     loaded = load_rules(rules("input", "output", "both"), "r.yaml")
     version = compile_rules(loaded, RuleOptions(max_hold_chars=9, hold_policy="release"), 1)
-    assert version.input is not version.output
+    output = version.output_for("content")
+    assert version.input is not output
     assert version.input is not None
-    assert [len(version.input), len(version.output)] == [2, 2]
-    assert (version.output.max_hold_chars, version.output.on_max_hold) == (9, "release")
+    assert [len(version.input), len(output)] == [2, 2]
+    assert (output.policy.max_hold_chars, output.policy.on_max_hold) == (9, "release")
     assert version.fingerprint == loaded.fingerprint
+
+
+def test_channels_with_equal_rules_share_what_is_compiled() -> None:
+    loaded = load_rules(
+        "- {id: all, match: badword, action: mask}\n"
+        "- {id: said, match: other, action: block, channels: [content, tool_arguments]}\n"
+        "- {id: mail, pii: email, action: redact, direction: output, channels: reasoning}\n",
+        "r.yaml",
+    )
+    version = compile_rules(loaded, RuleOptions(), 1)
+    assert version.output_for("content") is version.output_for("tool_arguments") is version.input
+    assert version.output_for("tool_name") is version.output_for("refusal")
+    assert [len(version.output_for(channel)) for channel in CHANNELS] == [2, 2, 1, 2, 1]
+    assert len(set(map(id, version.output.values()))) == 3
 
 
 def test_work_that_goes_unnoticed_leaves_the_interpreter_as_it_was() -> None:
