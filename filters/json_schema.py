@@ -1,0 +1,241 @@
+"""Does a JSON text fit its schema? By `jsonschema-rs`, within bounds: both may be written by a stranger.
+
+* Patterns are matched in linear time, so look-around and back references are not known.
+* Nothing is fetched: a `$ref` leads to a place in the schema.
+* Schemas that refer to each other can multiply the work with every level, although the validator remembers
+  much (two references per level: twice the time for each level). So every reference counts a step, and a
+  check that has taken `_MAX_STEPS` is undecided, which is a problem like any other.
+* Naming the place of a violation multiplies as well (16 s for a sum nested 240 deep, where the verdict takes
+  0.2 ms). It has fewer steps; without them the message names no place.
+
+Beyond the schema, a text fits none if an object has a key twice, for then what it means depends on the
+reader, or if it has a number that most readers cannot take: more than 1,000 characters, or beyond a double.
+`format` is an annotation, as JSON Schema has it.
+
+Not here: the grammar (`json_check.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NoReturn
+
+import jsonschema_rs
+
+MAX_PROBLEM_CHARS: Final = 200
+# Far more than answers have; a validator that recurses has trouble with 100,000 on a small stack.
+MAX_DEPTH: Final = 256
+_MAX_NUMBER_CHARS: Final = 1000
+_MAX_PATTERN_BYTES: Final = 1_000_000  # of one compiled pattern
+_MAX_STEPS: Final = 100_000  # 1 us each
+_MAX_STEPS_TO_NAME: Final = 200  # 0.3 ms each at worst
+_STEP: Final = "x-headrace-step"
+_MAX_SCHEMA_DEPTH: Final = 100
+
+_REFS: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_DATA: Final = frozenset(("const", "default", "enum", "examples"))
+_MAPS: Final = frozenset(
+    ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+)
+# In these drafts nothing beside a `$ref` counts, and the first two have no `if`.
+_DRAFTS_BEFORE_IF: Final = ("json-schema.org/draft-04/", "json-schema.org/draft-06/")
+_DRAFTS_BEFORE_SIBLINGS: Final = (*_DRAFTS_BEFORE_IF, "json-schema.org/draft-07/")
+_BESIDE_REF: Final = frozenset(("$schema", "$defs", "definitions"))
+
+
+class Schema:
+    """A compiled schema. Shared by the choices of a request; one check at a time."""
+
+    __slots__ = ("_names", "_steps_left", "_validator")
+
+    def __init__(self, schema: Mapping[str, Any] | bool) -> None:
+        self._names = frozenset(_property_names(schema))
+        self._steps_left = [0]
+        draft = str(schema.get("$schema", "")) if isinstance(schema, Mapping) else ""
+        self._validator = _validator(_counted(schema, draft), {_STEP: _step_counter(self._steps_left)})
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with a decoded document. Raises `UnicodeEncodeError` for lone surrogates in it."""
+        self._steps_left[0] = _MAX_STEPS
+        fits = self._validator.is_valid(value)
+        if self._steps_left[0] < 0:
+            return "it takes too many steps to tell whether the JSON fits the schema"
+        return None if fits else self._named(value)
+
+    def _named(self, value: Any) -> str:
+        """Where and how a document that does not fit violates the schema."""
+        self._steps_left[0] = _MAX_STEPS_TO_NAME
+        try:
+            self._validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            if self._steps_left[0] >= 0:
+                # Keys that the schema does not name are the model's words, and may be denied ones.
+                path = [
+                    part if isinstance(part, int) or part in self._names else "*"
+                    for part in error.instance_path
+                ]
+                return f"the JSON does not fit the schema at {_pointer(path)}: {error.kind.name}"[
+                    :MAX_PROBLEM_CHARS
+                ]
+        return "the JSON does not fit the schema"
+
+
+def compile_schema(schema: object) -> Schema:
+    """A schema, decoded (an object or a boolean), of the draft that its `$schema` names, else 2020-12.
+
+    Raises `ValueError` in words that may be shown to whoever wrote it.
+    """
+    if not isinstance(schema, dict | bool):
+        raise ValueError("the schema is neither an object nor a boolean")
+    if _depth(schema) > _MAX_SCHEMA_DEPTH:
+        raise ValueError(f"the schema is nested more than {_MAX_SCHEMA_DEPTH} levels deep")
+    try:
+        _validator(schema, {})  # by itself first, for the places in messages
+        return Schema(schema)
+    except jsonschema_rs.ValidationError as error:
+        place = _pointer(error.instance_path)
+        raise ValueError(f"the schema is wrong at {place}: {error.message}"[:MAX_PROBLEM_CHARS]) from None
+    except (jsonschema_rs.ReferencingError, ValueError) as error:
+        raise ValueError(f"the schema is wrong: {error}"[:MAX_PROBLEM_CHARS]) from None
+
+
+def check_schema(text: str, schema: Schema) -> str | None:
+    """What is wrong with a JSON text by this schema, in at most 200 characters; None if it fits."""
+    try:
+        value = _DECODER.decode(text)
+        if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+            return f"the JSON is nested more than {MAX_DEPTH} levels deep"
+    except _Unfit as unfit:
+        return str(unfit)
+    except (ValueError, RecursionError):
+        return "the text is not JSON, or nested too deeply"
+    try:
+        return schema.problem(value)
+    except UnicodeEncodeError:  # lone surrogates; each counts as one character
+        return schema.problem(_DECODER.decode(_SURROGATES.sub(_replaced, text)))
+
+
+class _Unfit(Exception):
+    """JSON that fits no schema, whatever the schema says."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise _Unfit("an object of the JSON has the same key twice")
+    return members
+
+
+def _number(digits: str) -> float | int:
+    if len(digits) > _MAX_NUMBER_CHARS:
+        raise _Unfit(f"a number of the JSON has more than {_MAX_NUMBER_CHARS} characters")
+    if digits.lstrip("-").isdecimal():
+        return int(digits)
+    number = float(digits)
+    if math.isinf(number):
+        raise _Unfit("a number of the JSON is beyond the range of a double")
+    return number
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_float=_number, parse_int=_number, parse_constant=_constant
+)
+# Escapes, of which pairs of surrogates and all others stay, and raw surrogates.
+_SURROGATES: Final = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2}|[\ud800-\udfff])|\\."
+)
+
+
+def _replaced(found: re.Match[str]) -> str:
+    return "\ufffd" if found["lone"] else found[0]
+
+
+def _validator(
+    schema: Any, keywords: dict[str, type[jsonschema_rs.KeywordValidator]]
+) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for(
+        schema,
+        keywords=keywords,
+        pattern_options=jsonschema_rs.RegexOptions(
+            size_limit=_MAX_PATTERN_BYTES, dfa_size_limit=_MAX_PATTERN_BYTES
+        ),
+        offline=True,
+    )
+
+
+def _step_counter(steps_left: list[int]) -> type[jsonschema_rs.KeywordValidator]:
+    """A keyword that fails when no steps are left."""
+
+    class StepCounter:
+        def __init__(self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]) -> None:
+            pass
+
+        def validate(self, instance: object) -> None:
+            steps_left[0] -= 1
+            if steps_left[0] < 0:
+                raise ValueError("no steps are left")
+
+    return StepCounter
+
+
+def _counted(schema: Any, draft: str) -> Any:
+    """The schema with a step before each reference. Everything keeps its place, for references to it."""
+    if not isinstance(schema, Mapping):
+        return schema
+    counted: dict[str, Any] = {}
+    refs: dict[str, str] = {}
+    for name, value in schema.items():
+        if name in _REFS and isinstance(value, str):
+            refs[name] = value
+        elif name in _DATA:
+            counted[name] = value
+        elif name in _MAPS and isinstance(value, Mapping):
+            counted[name] = {key: _counted(part, draft) for key, part in value.items()}
+        elif isinstance(value, list):
+            counted[name] = [_counted(part, draft) for part in value]
+        else:
+            counted[name] = _counted(value, draft)
+    if not refs:
+        return counted
+    if any(name in draft for name in _DRAFTS_BEFORE_SIBLINGS):
+        counted = {name: value for name, value in counted.items() if name in _BESIDE_REF}
+    step = {_STEP: True}
+    guarded: dict[str, Any] = {"if": step, "then": refs, "else": False}
+    if any(name in draft for name in _DRAFTS_BEFORE_IF):
+        guarded = {"anyOf": [{"not": step}, refs]}
+    return {**counted, "allOf": [*counted.get("allOf", ()), guarded]}
+
+
+def _property_names(schema: Any) -> Iterator[str]:
+    """The names that a schema has in any `properties` of it."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _property_names(part)
+    elif isinstance(schema, Mapping):
+        for name, value in schema.items():
+            if name == "properties" and isinstance(value, Mapping):
+                yield from map(str, value)
+            yield from _property_names(value)
+
+
+def _depth(value: Any) -> int:
+    """How deep objects and lists are nested."""
+    depth, level = 0, [value]
+    while level:
+        nested = [part for part in level if isinstance(part, dict | list)]
+        depth += bool(nested)
+        level = [inner for part in nested for inner in (part.values() if isinstance(part, dict) else part)]
+    return depth
+
+
+def _pointer(path: Iterable[str | int]) -> str:
+    """Such as `/items/0/name`; the document itself is `/`."""
+    return "/" + "/".join(map(str, path))
