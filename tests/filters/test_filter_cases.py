@@ -13,6 +13,7 @@ import pytest
 
 from filters.rules import Rule, RuleSet
 from filters.stream import CompiledRules, StreamFilter
+from pipeline.control_dropper import ControlAutomaton, ControlDropper
 from pipeline.stop_strings import StopMatcher
 
 Case = tuple[list[Rule], str, str]
@@ -89,6 +90,14 @@ KINDS: dict[str, list[Case]] = {
         ([block("敏感词")], "abc敏|感", "abc||敏感"),
         ([block("敏感词", direction="both"), rule("flag", "敏感")], "敏感|知", "|敏感知|"),
         ([block("bomb", whole_word=True)], "bomb|er", "|bomber|"),
+    ],
+    # The mask ends no later than the block does: it counts whether the block stands or not.
+    "3 a mask that ends with an undecided block": [
+        ([mask("abc"), block("bc", allow=("bcd",))], "abc|x", "*|"),
+        ([mask("abc"), block("bc", allow=("bcd",))], "abc|d", "*|**d|"),
+        ([mask(" bc"), block("bc", whole_word=True)], "a bc|.", "a*|"),
+        ([mask(" bc"), block("bc", whole_word=True)], "a bc|d", "a*|**d|"),
+        ([mask("看黄片"), block("黄片", allow=("黄片子",))], "我看黄片|子", "我*|**子|"),
     ],
     "4 a keyword within a longer one": [
         ([mask("abcd", "bc")], "xabc|e", "x|a**e|"),
@@ -243,6 +252,55 @@ STOPS: list[tuple[list[str], str, str]] = [
     (["stop"], "STOP| ＳＴＯＰ", "STOP| ＳＴＯＰ|"),
 ]
 
+PERSONAL = [
+    Rule("phone", (), "redact", pii="phone_cn", replacement="[PHONE]"),
+    Rule("card", (), "redact", pii="card", replacement="[CARD]"),
+    Rule("id", (), "redact", pii="id_cn", replacement="[ID]"),
+    Rule("email", (), "redact", pii="email", replacement="[EMAIL]"),
+    Rule("ip", (), "redact", pii="ip", replacement="[IP]"),
+]
+PHONE = PERSONAL[:1]
+# Rules, text, output: what leaves at which character is the detector's to say, but no piece of it early.
+PERSONAL_CASES: list[tuple[list[Rule], str, str]] = [
+    (PERSONAL, "tel 13812345678 .", "tel [PHONE] ."),
+    (PERSONAL, "+86 138-1234-5678。", "[PHONE]。"),
+    (PERSONAL, "电话１３８１２３４５６７８，谢谢", "电话[PHONE]，谢谢"),
+    (PERSONAL, "0086 1381234 5678", "[PHONE]"),
+    (PERSONAL, f"138{ZW}1234{ZW}5678.", "[PHONE]."),
+    (PERSONAL, "x13812345678y13912345678", "x[PHONE]y[PHONE]"),
+    (PERSONAL, "①③⑧12345678!", "[PHONE]!"),
+    (PERSONAL, "138123456789 12812345678 1381234567", "138123456789 12812345678 1381234567"),
+    (PERSONAL, "13812345678.5 0.13812345678", "13812345678.5 0.13812345678"),
+    (PERSONAL, "4111111111111111", "[CARD]"),
+    (PERSONAL, "4111 1111 1111 1111!", "[CARD]!"),
+    (PERSONAL, "3782 822463 10005, ok", "[CARD], ok"),
+    (PERSONAL, "4111-1111-1111-1112", "4111-1111-1111-1112"),
+    (PERSONAL, "1381234567812344.", "[CARD]."),
+    (PERSONAL, "1381 2345 6781 2344", "[CARD]"),
+    (PERSONAL, "1381234567812345.", "1381234567812345."),
+    (PHONE, "1381234567812344.", "1381234567812344."),
+    (PERSONAL, "110105 19491231 002X", "[ID]"),
+    (PERSONAL, "身份证11010519491231002x号", "身份证[ID]号"),
+    (PERSONAL, "440524198801010011 310101200002290015", "[ID] [ID]"),
+    (PERSONAL, "11010519491231003X", "11010519491231003X"),
+    (PERSONAL, "31010120010229001X", "31010120010229001X"),
+    (PERSONAL, "to bob@example.com.", "to [EMAIL]."),
+    (PERSONAL, "Bob.Smith+x@mail.example.co.uk, ok", "[EMAIL], ok"),
+    (PERSONAL, "问ｂｏｂ＠example．com", "问[EMAIL]"),
+    (PERSONAL, "bob@example @example.com bob@example.c", "bob@example @example.com bob@example.c"),
+    (PERSONAL, "13812345678@163.com", "[EMAIL]"),
+    (PERSONAL, "at 192.168.1.1.", "at [IP]."),
+    (PERSONAL, "2001:db8::1 up, ::1", "[IP] up, [IP]"),
+    (PERSONAL, "256.1.1.1 1.2.3.4.5 a::b", "256.1.1.1 1.2.3.4.5 a::b"),
+    (PERSONAL, "mail bob@b.com from 10.0.0.1 or 13812345678", "mail [EMAIL] from [IP] or [PHONE]"),
+    ([*PERSONAL, mask("电话"), mask("om 13")], "电话13812345678", "**[PHONE]"),
+    ([*PERSONAL, redact("#", "com 敏")], "bob@b.com 敏感", "[EMAIL]感"),
+    ([Rule("p", (), "mask", replacement="*", pii="phone_cn")], "tel 138 1234 5678.", "tel *************."),
+    ([Rule("p", (), "flag", pii="phone_cn"), mask("123")], "13812345678", "138***45678"),
+    ([Rule("p", (), "redact", pii="ip", replacement="#", allow=("at 127.0.0.1",))],
+     "at 127.0.0.1, to 127.0.0.1", "at 127.0.0.1, to #"),
+]  # fmt: skip
+
 
 def opened(rules: Sequence[Rule]) -> StreamFilter:
     stream = CompiledRules(RuleSet(tuple(rules))).stream()
@@ -326,3 +384,89 @@ def test_feed_of_two_choices_keeps_them_apart() -> None:
     fed = [first.feed("敏"), second.feed("感词"), first.feed("感词"), second.feed("!")]
     assert fed == ["", "感词", "***", "!"]
     assert (first.flush(), second.flush(), len(first.hits), second.hits) == ("", "", 1, [])
+
+
+@pytest.mark.parametrize(("rules", "text", "output"), PERSONAL_CASES)
+def test_feed_of_personal_data_is_the_same_wherever_it_is_cut(
+    rules: list[Rule], text: str, output: str
+) -> None:
+    shared = CompiledRules(RuleSet(tuple(rules)))
+    outcomes = set()
+    for chunks in rechunked(text):
+        stream = shared.stream()
+        assert stream is not None
+        emitted = ""
+        for chunk in chunks:
+            emitted += stream.feed(chunk)
+            assert output.startswith(emitted), chunks
+        assert emitted + stream.flush() == output, chunks
+        outcomes.add(tuple(stream.hits))
+    assert len(outcomes) == 1
+
+
+def test_feed_of_a_phone_number_in_pieces_gives_its_chunks() -> None:
+    stream = opened(PHONE)
+    fed = [stream.feed(chunk) for chunk in ("tel 138", "1234", "5678 .")]
+    assert "".join(fed[:2]).rstrip() == "tel"
+    assert "".join(fed) + stream.flush() == "tel [PHONE] ."
+
+
+def test_feed_of_blocked_personal_data_stops_before_it() -> None:
+    for chunks in rechunked("tel 13812345678 ok"):
+        stream = opened([Rule("p", (), "block", pii="phone_cn")])
+        assert "".join([stream.feed(chunk) for chunk in chunks]) + stream.flush() == "tel "
+        assert stream.blocked_by == "p"
+
+
+# Rules, control strings, text, output.
+CONTROLLED: list[tuple[list[Rule], list[str], str, str]] = [
+    ([mask("abc")], ["<|im_end|>"], "ab<|im_end|>c", "***"),
+    ([mask("敏感词")], ["<|im_end|>", "</s>"], "敏<|im_end|>感</s>词", "***"),
+    ([mask("abc")], ["<|im_end|>"], "ab<|im_<|im_end|>end|>c", "***"),
+    ([redact("#", "ab"), mask("cd")], ["<s>"], "a<s>bc<s>d", "#**"),
+    ([mask("ass", whole_word=True)], ["<s>"], "ass<s>y ass<s>.", "assy ***."),
+    ([block("黄片", allow=("三黄片",))], ["<s>"], "三<s>黄片", "三黄片"),
+    ([mask("a<s")], ["<s>"], "a<s a<s>", "*** a"),
+]
+
+
+@pytest.mark.parametrize(("rules", "controls", "text", "output"), CONTROLLED)
+def test_feed_behind_dropped_control_strings_never_sees_them(
+    rules: list[Rule], controls: list[str], text: str, output: str
+) -> None:
+    automaton = ControlAutomaton(controls)
+    for chunks in rechunked(text):
+        dropper, stream = ControlDropper(automaton), opened(rules)
+        emitted = ""
+        for chunk in chunks:
+            emitted += stream.feed(dropper.feed(chunk))
+            assert output.startswith(emitted), chunks
+        assert emitted + stream.feed(dropper.flush()) + stream.flush() == output, chunks
+
+
+def test_feed_behind_a_control_string_in_two_pieces_gives_its_chunks() -> None:
+    dropper, stream = ControlDropper(ControlAutomaton(["<|im_end|>"])), opened([mask("abc")])
+    assert [stream.feed(dropper.feed(chunk)) for chunk in ("ab<|im", "_end|>c")] == ["", "***"]
+
+
+# Rules, text, what leaves when it breaks off, what stays undecided.
+BROKEN_OFF: list[tuple[list[Rule], str, str, int]] = [
+    ([mask("敏感词")], "敏", "", 1),
+    ([mask("敏感词", fail="open")], "敏", "敏", 0),
+    ([mask("abc", fail="open"), mask("bcd")], "ab", "a", 1),
+    ([mask("abc"), mask("bcd", fail="open")], "ab", "", 2),
+    ([block("黄片", allow=("黄片子",))], "看黄片", "", 2),
+    ([mask("ass", whole_word=True)], "an ass", "", 3),
+    ([Rule("p", (), "redact", replacement="#", pii="phone_cn")], "tel 1381234", "", 7),
+    ([mask("敏感词")], "完了", "", 0),
+]
+
+
+@pytest.mark.parametrize(("rules", "text", "left", "held"), BROKEN_OFF)
+def test_abandon_lets_nothing_undecided_leave_unless_its_rules_fail_open(
+    rules: list[Rule], text: str, left: str, held: int
+) -> None:
+    stream = opened(rules)
+    stream.feed(text)
+    assert (stream.abandon(), stream.held) == (left, held)
+    assert not stream.hits
