@@ -101,6 +101,19 @@ class HeldText:
         self._force()
         return self._release(self._floor)
 
+    def pause(self) -> str:
+        """What is held leaves as if the text ended here, but it may go on: not a leak.
+
+        A match that began before and is complete later is still found, and rewritten from here on.
+        """
+        if self._is_closed or not self.held:
+            return ""
+        self._catch_up()
+        self._finish()
+        if not self.blocked:
+            self._floor = self._num_read
+        return self._release(self._floor)
+
     def abandon(self) -> str:
         """The text breaks off: what waits only for rules that fail open leaves, the rest stays undecided."""
         if self._is_closed:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.choice import Choice
+from filters.hit import Hit
+from gateway.audit import Audit
+from gateway.choice import Choice, MakeOutbound
 from gateway.metrics import Metrics
 from gateway.outlet import Outlet
 from gateway.record import RequestRecord
@@ -22,7 +24,6 @@ from pipeline.errors import (
     QueueTimeout,
     WorkerStalled,
 )
-from pipeline.outbound import Outbound
 from pipeline.ports import Engine
 from pipeline.values import EngineCall, FinishReason, FirstToken
 
@@ -53,6 +54,7 @@ class Answer:
         outlet: Outlet,
         record: RequestRecord,
         metrics: Metrics,
+        audit: Audit,
         limits: AnswerLimits,
         observe_prompt: ObservePrompt = lambda worker, ids, cache_salt, first, now_s: None,
     ) -> None:
@@ -61,6 +63,7 @@ class Answer:
         self.outlet = outlet
         self.record = record
         self.metrics = metrics
+        self._audit = audit
         self.observe_gap = metrics.gaps.observe
         self._observe_prompt = observe_prompt
         self.is_ended = False
@@ -73,7 +76,7 @@ class Answer:
         self._written_s = record.started_s
         self._num_frames = 0
 
-    def start(self, calls: Sequence[EngineCall], make: Callable[[], Outbound]) -> None:
+    def start(self, calls: Sequence[EngineCall], make: MakeOutbound) -> None:
         """Submit every call. Raises what the engine raises for one, with nothing left running."""
         self._choices = [Choice(self, index, call, make) for index, call in enumerate(calls)]
         self._num_open = self.record.num_choices = len(calls)
@@ -119,6 +122,8 @@ class Answer:
         if self.is_ended:
             return
         self._abort_all()
+        for choice in self._choices:
+            choice.abandon()
         self._finish(error.code or error.type, error.log_detail)
         self.writer.fail(error)
 
@@ -136,6 +141,11 @@ class Answer:
         self.record.worker = choice.worker
         self.record.resubmitted += 1
         self.metrics.resubmitted.inc()
+
+    def on_hits(self, index: int, hits: Sequence[tuple[str, Hit]]) -> None:
+        """Rules have matched in a choice."""
+        for channel, hit in hits:
+            self._audit.hit(self.record, "output", channel, hit, index)
 
     def check(self, now_s: float) -> None:
         """Enforce every time limit; called several times a second."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from filters.hit import Hit
 from gateway.metrics import Metrics
 from gateway.record import RequestRecord
 from gateway.writers import Writer
 from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost, WorkerStalled
+from pipeline.events import CONTENT, Event, Finish, TextDelta
 from pipeline.outbound import FINISH, Outbound
 from pipeline.ports import Engine, Handle
 from pipeline.values import EngineCall, FinishReason, FirstToken, TokenLogprobs
+
+MakeOutbound = Callable[[EngineCall], Outbound]
 
 
 class Owner(Protocol):
@@ -36,6 +40,8 @@ class Owner(Protocol):
     def on_choice_end(self, finish: FinishReason, now_s: float) -> None: ...
 
     def on_resubmit(self, choice: Choice) -> None: ...
+
+    def on_hits(self, index: int, hits: Sequence[tuple[str, Hit]]) -> None: ...
 
     def fail(self, error: HeadraceError) -> None: ...
 
@@ -58,13 +64,13 @@ class Choice:
         "waits_since_s",
     )
 
-    def __init__(self, answer: Owner, index: int, call: EngineCall, make: Callable[[], Outbound]) -> None:
+    def __init__(self, answer: Owner, index: int, call: EngineCall, make: MakeOutbound) -> None:
         self._answer = answer
         self._index = index
         # For a second submission, and no longer: it keeps the prompt's buffer from going to another request.
         self._call: EngineCall | None = call
         self._make = make
-        self._outbound = make()
+        self._outbound = make(call)
         self._has_text = False  # something was written
         self._is_second = False  # submitted again after its worker was lost
         self._held_since_s: float | None = None
@@ -114,18 +120,13 @@ class Choice:
         self.last_s = now_s
         self.num_tokens += len(ids)
         answer.record.output_tokens += len(ids)
-        text = outbound.feed(ids, finish, stop, logprobs)
-        if text:
-            if not self._has_text:
-                self._first_text()
-            if outbound.logprobs:
-                self._write_with_logprobs(text)
-            else:
-                answer.writer.text(self._index, text)
+        events = outbound.feed(ids, finish, stop, logprobs)
         if outbound.is_new_hold:
             self._held_since_s = now_s
-        if outbound.finish is not None:
-            self._end(now_s)
+        if events:
+            self._deliver(events, now_s)
+        if outbound.has_hits or outbound.failure is not None:
+            self._look(outbound)
 
     def failed(self, error: HeadraceError) -> None:
         """`pipeline.ports.Sink.failed`.
@@ -140,6 +141,12 @@ class Choice:
         else:
             answer.fail(error)
 
+    def abandon(self) -> None:
+        """The answer ends with an error: what only rules that fail open still hold leaves before it."""
+        if self.last_s is not None and not self.is_done:
+            self._deliver(self._outbound.abandon(), self.last_s)
+            self._take_hits()
+
     def abort(self) -> None:
         if self.handle is not None and not self.is_done:
             self.handle.abort()
@@ -152,33 +159,43 @@ class Choice:
         # Only time in which tokens came: while the engine pauses there is nothing that could decide it.
         if self.last_s - since_s < limit_s:
             return
-        self._write(outbound.expire())
-        if outbound.finish is not None:
-            self._end(now_s)
+        self._deliver(outbound.expire(), now_s)
+        self._look(outbound)
 
     def report(self, record: RequestRecord, metrics: Metrics) -> None:
         """What the filter found and held, when the answer has ended."""
         outbound = self._outbound
-        record.rule_hits += len(outbound.hits)
         record.held_peak = max(record.held_peak, outbound.peak_held)
         record.undecided += 0 if self.is_done else outbound.num_held
         metrics.leaks.inc(outbound.num_leaked)
-        for hit in outbound.hits:
-            metrics.hits.labels(hit.rule_id, "output", "shadow" if hit.shadow else hit.action).inc()
+        if outbound.num_reasoning_tokens is not None:
+            record.reasoning_tokens = (record.reasoning_tokens or 0) + outbound.num_reasoning_tokens
 
-    def _write(self, text: str) -> None:
-        if text and self._outbound.logprobs:
-            self._write_with_logprobs(text)
-        elif text:
+    def _deliver(self, events: Sequence[Event], now_s: float) -> None:
+        writer, index = self._answer.writer, self._index
+        for event in events:
+            if isinstance(event, Finish):
+                self._end(event, now_s)
+                return
             if not self._has_text:
                 self._first_text()
-            self._answer.writer.text(self._index, text)
+            if type(event) is TextDelta and event.channel is CONTENT and not event.logprobs:
+                writer.text(index, event.text)  # the token path
+            else:
+                writer.delta(index, event)
 
-    def _write_with_logprobs(self, text: str) -> None:
-        if text and not self._has_text:
-            self._first_text()
-        entries, self._outbound.logprobs = self._outbound.logprobs, []
-        self._answer.writer.text_with_logprobs(self._index, text, entries)
+    def _look(self, outbound: Outbound) -> None:
+        """What rules have found, and an answer that is not what was asked for."""
+        self._take_hits()
+        if outbound.failure is not None:
+            if outbound.ended_here and self.handle is not None:
+                self.handle.abort()
+            self._answer.fail(outbound.failure)
+
+    def _take_hits(self) -> None:
+        hits = self._outbound.take_hits()
+        if hits:
+            self._answer.on_hits(self._index, hits)
 
     def _first_text(self) -> None:
         """From here on only a writer that keeps all text until the end makes a second submission possible."""
@@ -186,22 +203,20 @@ class Choice:
         if not self._answer.writer.take_back(self._index):  # there is nothing yet: only a question
             self.let_go()
 
-    def _end(self, now_s: float) -> None:
+    def _end(self, finish: Finish, now_s: float) -> None:
         self.let_go()
-        outbound = self._outbound
-        if outbound.ended_here and self.handle is not None:
+        if self._outbound.ended_here and self.handle is not None:
             self.handle.abort()
-        assert outbound.finish is not None
-        if outbound.logprobs:  # of tokens without text
-            self._write_with_logprobs("")
-        self._answer.writer.finish(self._index, outbound.finish, outbound.stop_reason)
-        self._answer.on_choice_end(outbound.finish, now_s)
+        self._take_hits()
+        self._answer.writer.finished(self._index, finish)
+        self._answer.on_choice_end(finish.reason, now_s)
 
     def _restart(self, error: HeadraceError) -> None:
         answer = self._answer
         self._is_second = True
         self._has_text = False
-        self._outbound = self._make()
+        assert self._call is not None, "the call was let go of"
+        self._outbound = self._make(self._call)
         self._held_since_s = self.last_s = None
         answer.record.output_tokens -= self.num_tokens
         self.num_tokens = 0

@@ -12,8 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gateway.answer import COMPLETE, Answer, AnswerLimits, ObservePrompt
+from gateway.audit import Audit
 from gateway.exchange import Exchange, require_json
 from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.keys import ApiKeys
@@ -25,13 +27,12 @@ from gateway.next_turns import NextTurns
 from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
 from gateway.rules_version import RulesVersion
 from gateway.watch import OpenRequests
+from gateway.way_out import WayOut
 from gateway.writers import JsonWriter, KeepingSseWriter, SseWriter, Writer
-from pipeline.detokenizer import open_detokenizer
 from pipeline.errors import Draining, HeadraceError
+from pipeline.events import CONTENT
 from pipeline.inbound import InputRules, Ready
-from pipeline.outbound import Outbound
 from pipeline.ports import Engine
-from pipeline.stop_strings import StopMatcher
 from pipeline.values import ChatRequest, CompletionRequest
 
 Request = ChatRequest | CompletionRequest
@@ -67,6 +68,8 @@ class Flow:
         limits: AnswerLimits,
         body: BodyLimits,
         next_turns: NextTurns,
+        audit: Audit,
+        way_out: WayOut,
         observe_prompt: ObservePrompt = lambda worker, ids, cache_salt, first, now_s: None,
     ) -> None:
         self._engine = engine
@@ -79,6 +82,8 @@ class Flow:
         self._body = body
         self._observe_prompt = observe_prompt
         self._next_turns = next_turns
+        self._audit = audit
+        self._way_out = way_out
         self.open = OpenRequests(metrics)
         self.is_draining = False
         self.in_progress: set[Exchange] = set()  # also those that still send their body or are being encoded
@@ -93,12 +98,14 @@ class Flow:
         request = route.parse(body)  # 1
         record.done("parse")
         model = self._admit(request.model)  # 2
+        self._way_out.check(model, request)
         record.model, record.stream = request.model, request.delivery.stream
         rules = self._rules.current  # one version for the whole request
         ready = await self._prepare(exchange, model, request, rules)  # 3 to 6
         writer = self._writer(exchange, route, model, request, len(ready.calls))
         answer = self._answer(exchange, writer)
-        answer.start(ready.calls, lambda: self._outbound(model, request, rules))  # 7, 8; 9 to 12 per token
+        plan = self._way_out.plan(model, request, rules)
+        answer.start(self._way_out.calls(model, request, ready.calls), plan.open)  # 7, 8; 9 to 12 per token
         del ready  # with its buffers: only choices that may be submitted again still hold them
         await self._finish(exchange, answer)
         if record.ended == COMPLETE:
@@ -137,9 +144,8 @@ class Flow:
         ready = await self._needs.serve(steps, exchange.unless_gone)
         record.prompt_tokens = sum(prompt.num_tokens for prompt in ready.prompts)
         record.dropped = ready.dropped
-        record.rule_hits = len(ready.hits)
         for hit in ready.hits:
-            self._metrics.hits.labels(hit.rule_id, "input", "shadow" if hit.shadow else hit.action).inc()
+            self._audit.hit(record, "input", CONTENT, hit)
         return ready
 
     def _writer(
@@ -156,7 +162,14 @@ class Flow:
     def _answer(self, exchange: Exchange, writer: Writer) -> Answer:
         record, limits = exchange.record, self._limits_of(exchange)
         answer = Answer(
-            self._engine, writer, exchange.outlet, record, self._metrics, limits, self._observe_prompt
+            self._engine,
+            writer,
+            exchange.outlet,
+            record,
+            self._metrics,
+            self._audit,
+            limits,
+            self._observe_prompt,
         )
         exchange.on_gone = answer.client_gone
         return answer
@@ -168,24 +181,15 @@ class Flow:
             return self._limits
         return replace(self._limits, heartbeat_s=timeout_s / 2)
 
-    def _outbound(self, model: Model, request: Request, rules: RulesVersion) -> Outbound:
-        """Steps 9 to 11 of one choice."""
-        generation = request.generation
-        include = generation.include_stop_str_in_output
-        stops = None
-        if generation.stop:
-            stops = StopMatcher(generation.stop, include, generation.sampling.get("min_tokens", 0))
-        detokenizer = open_detokenizer(model.text.vocabulary, generation.skip_special_tokens)
-        return Outbound(detokenizer, stops, rules.output.stream(), include)
-
 
 def _on_input(rules: RulesVersion) -> InputRules | None:
     return None if rules.input is None else InputRules(rules.input, rules.seen)
 
 
-def generation_routes(limits: RequestLimits) -> dict[str, Route]:
-    """Path -> route."""
+def generation_routes(limits: RequestLimits, reasoning_content: bool = False) -> dict[str, Route]:
+    """Path -> route. `reasoning_content`: reasoning has its older name, too."""
+    chat = partial(ChatShape, reasoning_content=reasoning_content)
     return {
-        "/v1/chat/completions": Route(lambda body: parse_chat(body, limits), ChatShape),
+        "/v1/chat/completions": Route(lambda body: parse_chat(body, limits), chat),
         "/v1/completions": Route(lambda body: parse_completion(body, limits), CompletionShape),
     }

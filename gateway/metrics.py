@@ -115,7 +115,8 @@ class Metrics:
         self.dropped_messages = make("headrace_context_dropped_messages", help_, MODEL_LABEL)
         help_ = "Tokens by which context policies made prompts shorter."
         self.dropped_tokens = make("headrace_context_dropped_tokens", help_, MODEL_LABEL)
-        self.hits = make("headrace_rule_hits", "Content rule hits.", "rule", "direction", "action")
+        help_ = "Content rule hits, by rule, where it matched, and what was done."
+        self.hits = make("headrace_rule_hits", help_, "rule", "direction", "channel", "action")
         help_ = "Exchanges of the content rules while requests ran."
         self.rules_reloads = make("headrace_rules_reloads", help_)
         help_ = "Changed rule files that were refused; the rules before stayed on."

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -18,11 +18,18 @@ from pipeline.encoding import BYTES_PER_ID
 from pipeline.errors import HeadraceError, NoWorker, UnknownModel
 from pipeline.inbound import Inbound, InboundOptions
 from pipeline.model_text import ModelText
+from pipeline.ports import OutputParsers
 from pipeline.prompt_templates import beginnings, paired_requests
 from pipeline.tokenizing import TokenStore
 from pipeline.values import ModelInfo
 
+LoadParsers = Callable[[ModelInfo, Mapping[str, bytes]], OutputParsers | None]
+
 logger = logging.getLogger("headrace.models")
+
+
+class ParserError(Exception):
+    """A parser of reasoning or tool calls is not there, or does not suit the model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +39,14 @@ class Model:
     info: ModelInfo
     text: ModelText
     inbound: Inbound
+    parsers: OutputParsers | None = None  # of reasoning and tool calls
 
 
 class Models:
     """Model name -> its text side.
 
     A model stays known when its last worker has gone: that is 503, not 404. `chat_template` replaces the
-    models' own.
+    models' own. `load_parsers`: called in a thread; raises `ValueError` for what does not fit the model.
     """
 
     def __init__(
@@ -48,12 +56,14 @@ class Models:
         needs: NeedServer,
         pool: Executor,
         chat_template: str | None = None,
+        load_parsers: LoadParsers = lambda info, files: None,
     ) -> None:
         self._options = options
         self._store = store
         self._needs = needs
         self._pool = pool
         self._chat_template = chat_template
+        self._load_parsers = load_parsers
         self._models: dict[str, Model] = {}
 
     @property
@@ -61,10 +71,17 @@ class Models:
         return tuple(self._models)
 
     async def load(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
-        """Build a model's text side off the event loop: a large tokenizer takes seconds."""
+        """Build a model's text side off the event loop: a large tokenizer takes seconds.
+
+        Raises `ParserError`, and `ValueError` for a broken file.
+        """
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(self._pool, ModelText.from_files, files, self._chat_template)
-        model = Model(info, text, Inbound(text, info, self._options, self._store))
+        try:
+            parsers = await loop.run_in_executor(self._pool, self._load_parsers, info, files)
+        except ValueError as error:
+            raise ParserError(f"The model {info.name!r}: {error}") from error
+        model = Model(info, text, Inbound(text, info, self._options, self._store), parsers)
         _tell(model)
         await self._keep_static(model)
         before = self._models.get(info.name)
@@ -115,7 +132,7 @@ class Models:
             return model
         info = replace(model.info, max_model_len=max_model_len)
         inbound = Inbound(model.text, info, self._options, self._store)
-        self._models[info.name] = Model(info, model.text, inbound)
+        self._models[info.name] = replace(model, info=info, inbound=inbound)
         return self._models[info.name]
 
 

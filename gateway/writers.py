@@ -17,8 +17,8 @@ from gateway.outlet import Outlet
 from gateway.record import RequestRecord
 from gateway.whole_message import WholeMessage, new_call_id
 from pipeline.errors import HeadraceError
-from pipeline.events import CONTENT, Finish, PositionLogprobs, TextDelta, ToolCallDelta
-from pipeline.values import Delivery, FinishReason
+from pipeline.events import CONTENT, Finish, TextDelta, ToolCallDelta
+from pipeline.values import Delivery
 
 SSE_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -42,12 +42,8 @@ class Writer(Protocol):
 
     def finished(self, index: int, finish: Finish) -> None: ...
 
-    def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None: ...
-
     def take_back(self, index: int) -> bool:
         """Forget a choice's text if none of it has left; whether that was so."""
-
-    def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None: ...
 
     def end(self, timings: Callable[[], dict[str, Any]]) -> None: ...
 
@@ -125,14 +121,8 @@ class SseWriter:
     def finished(self, index: int, finish: Finish) -> None:
         self._choice(self._shape.ending(index, finish))
 
-    def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None:
-        self.delta(index, TextDelta(CONTENT, text, entries))
-
     def take_back(self, index: int) -> bool:
         return False
-
-    def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None:
-        self.finished(index, Finish(finish, stop_reason))
 
     def end(self, timings: Callable[[], dict[str, Any]]) -> None:
         last = b""
@@ -250,18 +240,12 @@ class JsonWriter:
         logprobs = None if entries is None else self._shape.logprobs(entries, self._texts)
         self._choices[index] = self._shape.whole(index, message, logprobs, finish)
 
-    def text_with_logprobs(self, index: int, text: str, entries: Sequence[PositionLogprobs]) -> None:
-        self.delta(index, TextDelta(CONTENT, text, entries))
-
     def take_back(self, index: int) -> bool:
         self._messages[index] = WholeMessage()
         return True
 
     def whole_text(self) -> str:
         return self._messages[0].text
-
-    def finish(self, index: int, finish: FinishReason, stop_reason: int | str | None) -> None:
-        self.finished(index, Finish(finish, stop_reason))
 
     def end(self, timings: Callable[[], dict[str, Any]]) -> None:
         body = json_bytes(self._shape.document(self._choices, usage_object(self._record.usage)))

@@ -22,7 +22,8 @@
     │   ├── WorkerStalled
     │   ├── QueueTimeout
     │   ├── DeadlineExceeded
-    │   └── EngineFailed
+    │   ├── EngineFailed
+    │   └── InvalidAnswer
     └── ClientGone                  nobody is left to answer
 
 Errors here carry facts; turning one into an HTTP status or an in-stream error frame happens in one place,
@@ -247,6 +248,19 @@ class EngineFailed(EngineFault):
     """The engine gave up this one request without a finish."""
 
     code = "engine_failed"
+
+
+class InvalidAnswer(EngineFault):
+    """The answer breaks its `response_format`; the message may quote the answer."""
+
+    code = "invalid_answer"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"The answer does not have the form that 'response_format' asks for: {problem}")
+
+    @property
+    def log_detail(self) -> str:
+        return ""
 
 
 class ClientGone(HeadraceError):

@@ -11,6 +11,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 from tokenizers import __version__ as tokenizers_version
 
+from pipeline.control_dropper import ControlAutomaton
 from pipeline.controls import control_strings
 from pipeline.encoding import Encoder
 from pipeline.rendering import ChatTemplate, template_literals
@@ -43,6 +44,7 @@ class ModelText:
 
     tokenizer: Tokenizer
     encoder: Encoder
+    controls: ControlAutomaton  # what is dropped from all that users see
     vocabulary: Vocabulary
     chat_template: ChatTemplate | None  # None: the model takes raw prompts only
     tool_template: ChatTemplate | None  # the model's own for requests with tools, if it has one
@@ -82,6 +84,7 @@ class ModelText:
         return cls(
             tokenizer=tokenizer,
             encoder=encoder,
+            controls=ControlAutomaton(controls),
             vocabulary=Vocabulary(tokenizer),
             chat_template=templates.get("default"),
             tool_template=templates.get("tool_use"),

@@ -1,8 +1,11 @@
-"""Hops 9 to 11 for one choice: ids -> text -> stop strings -> channels -> filter -> text that may leave.
+"""Hops 9 to 11 for one choice: ids -> text -> stop strings -> channels -> text that may leave, as events.
 
-One object per choice. The order is fixed: UTF-8, stop strings on the raw text, channels, then the filter,
-so that a stop ends the text *before* the filter looks at its tail. What derives from a character (its
-logprobs) waits here until that character has left.
+One object per choice; every kind of delivery is made of what its `feed` returns. The order is fixed: UTF-8,
+stop strings on the raw text, channels, then each channel's own stages (`channel_text.py`), so that a stop
+ends the text
+*before* a filter looks at its tail. What derives from a character (its logprobs) leaves after it.
+
+Not here: which stages a request has (`outbound_plan.py`).
 """
 
 from __future__ import annotations
@@ -12,65 +15,60 @@ from collections.abc import Sequence
 from typing import Final
 
 from filters.hit import Hit
-from pipeline.detokenizer import Detokenizer
-from pipeline.events import PositionLogprobs
-from pipeline.ports import TextFilter
+from pipeline.channels import Channels
+from pipeline.errors import HeadraceError
+from pipeline.events import CONTENT, Event, TextDelta
+from pipeline.logprob_queue import LogprobQueue
+from pipeline.pieces import Detokenizer
 from pipeline.stop_strings import StopMatcher
 from pipeline.values import FinishReason, TokenLogprobs
 
 # vLLM's finish reasons in OpenAI's words; `abort` and `error` are no finish but a fault.
 FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
-REWRITES: Final = frozenset(("mask", "redact", "block"))
+NOTHING: Final[tuple[Event, ...]] = ()
 
 
 class Outbound:
-    """Safe text of one choice, in order. `finish` is set when the choice has ended; then it refuses more.
+    """Safe events of one choice, in order. `finish` is set when the choice has ended; then it refuses more.
 
     `ended_here` says that the end was decided here (a stop string, a block): the engine must be aborted.
     """
 
     __slots__ = (
+        "_channels",
+        "_content",
         "_detokenizer",
-        "_filter",
+        "_entries",
         "_hides_stop",
-        "_hold_end",
-        "_open",
+        "_is_plain",
+        "_num_free",
         "_queue",
-        "_rewritten",
         "_stops",
-        "_text_end",
+        "_units",
         "ended_here",
         "finish",
-        "hits",
-        "is_new_hold",
-        "logprobs",
-        "num_held",
-        "stop_reason",
     )
 
     def __init__(
         self,
         detokenizer: Detokenizer,
+        channels: Channels,
         stops: StopMatcher | None = None,
-        text_filter: TextFilter | None = None,
         include_stop: bool = False,
+        queue: LogprobQueue | None = None,
     ) -> None:
         self._detokenizer = detokenizer
+        self._channels = channels
+        self._content = channels.content
         self._stops = stops
-        self._filter = text_filter
         self._hides_stop = not include_stop
-        self._open: list[tuple[int, int, TokenLogprobs]] = []  # token, start: its text is not all there yet
-        self._queue: deque[PositionLogprobs] = deque()
-        self._rewritten: list[tuple[int, int]] = []
-        self._text_end = 0  # raw characters so far; counted only for logprobs
+        self._queue = queue
+        self._is_plain = stops is None and not channels.has_parser
+        self._units: deque[tuple[str, Sequence[int]]] = deque()  # the stop matcher holds a part of their text
+        self._num_free = 0  # characters of them that it does not
+        self._entries: deque[TokenLogprobs] = deque()  # of ids that are not yet whole characters
         self.finish: FinishReason | None = None
         self.ended_here = False
-        self.stop_reason: int | str | None = None
-        self.num_held = 0  # raw characters that the filter holds now
-        self.is_new_hold = False  # the last feed began to hold, or what was held before it has all left
-        self._hold_end = 0  # raw characters up to which the present hold reached when it began
-        self.hits: list[Hit] = []
-        self.logprobs: list[PositionLogprobs] = []  # released with the text, for the owner to take
 
     def feed(
         self,
@@ -78,154 +76,146 @@ class Outbound:
         finish: str | None = None,
         stop: int | str | None = None,
         logprobs: Sequence[TokenLogprobs] | None = None,
-    ) -> str:
-        """The text that may leave now. `finish` and `stop` as in `pipeline.ports.Sink.tokens`."""
-        if finish is None and logprobs is None and self._stops is None and self.finish is None:
-            text = self._detokenizer.feed(ids)  # the token path
-            return text if self._filter is None else self._filtered(text)
+    ) -> Sequence[Event]:
+        """What may leave now. `finish`, `stop` and `logprobs` as in `pipeline.ports.Sink.tokens`."""
+        if finish is None and logprobs is None and self._is_plain and self.finish is None:
+            content = self._content  # the token path
+            text = content.feed(self._detokenizer.feed(ids))
+            if not content.needs_look:
+                return (TextDelta(CONTENT, text),) if text else NOTHING
+            self._channels.add_content(text)
+            if self._channels.is_over:
+                self._close("stop", None)
+            return self._channels.take_events()
         assert self.finish is None, "fed after its end"
         if finish == "stop" and self._hides_stop:
             ids = ids[:-1]  # the token that stopped it is not shown, as in vLLM
-        text = self._decoded(ids, logprobs)
-        if finish is not None and self.finish is None:
-            text += self._last_text(FINISH[finish], stop)
-        elif self.finish is not None:
-            self.ended_here = finish is None
-        if self._filter is not None:
-            text = self._filtered(text)
-        if self._queue:
-            self._release_logprobs()
-        return text
+        self._decode(ids, logprobs)
+        if finish is not None:
+            if self.finish is None:
+                self._engine_ended(FINISH[finish], stop)
+            self.ended_here = False
+        return self._channels.take_events()
 
-    def expire(self) -> str:
+    def expire(self) -> Sequence[Event]:
         """Text was held for longer than its limit: what the filter's policy lets go now."""
-        assert self._filter is not None, "only a filter holds text"
-        text = self._filter.expire()
-        self._settle()
-        if self._queue:
-            self._release_logprobs()
-        return text
+        self._channels.expire()
+        if self._channels.is_over:
+            self._close("stop", None)
+        return self._channels.take_events()
+
+    def abandon(self) -> Sequence[Event]:
+        """The engine is lost: what only rules that fail open still held. Nothing more may come."""
+        self._channels.abandon()
+        return self._channels.take_events()
+
+    def take_hits(self) -> Sequence[tuple[str, Hit]]:
+        """What rules have found since the last call, with the channel."""
+        hits, self._channels.hits = self._channels.hits, []
+        return hits
+
+    @property
+    def has_hits(self) -> bool:
+        return bool(self._channels.hits)
+
+    @property
+    def failure(self) -> HeadraceError | None:
+        """The choice ends with this error, and not with a `Finish`."""
+        return self._channels.failure
+
+    @property
+    def num_held(self) -> int:
+        """Raw characters that wait for the verdict of a filter now."""
+        return self._channels.active.held
+
+    @property
+    def is_new_hold(self) -> bool:
+        """The last feed began to hold, or what was held before it has all left."""
+        return self._channels.active.is_new_hold
 
     @property
     def peak_held(self) -> int:
-        """The most raw characters that the filter ever held."""
-        return 0 if self._filter is None else self._filter.peak_held
+        """The most raw characters that a filter ever held."""
+        return self._channels.peak_held
 
     @property
     def num_leaked(self) -> int:
-        """Raw characters that the filter let go undecided at one of its bounds."""
-        return 0 if self._filter is None else self._filter.num_leaked
+        """Raw characters that filters let go undecided at one of their bounds."""
+        return self._channels.num_leaked
 
-    def _decoded(self, ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> str:
-        """The text of these ids up to a stop string; id by id where it matters which id made which text."""
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """None where nothing tells reasoning from content."""
+        return self._channels.num_reasoning_tokens
+
+    def _decode(self, ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
+        """The text of these ids; in pieces where it matters which id made which text."""
         stops = self._stops
-        if logprobs is None and (stops is None or not stops.num_exempt_tokens):
-            return self._searched(self._detokenizer.feed(ids), len(ids))
-        parts = []
-        for position, token_id in enumerate(ids):
-            text = self._detokenizer.feed([token_id])
-            if logprobs is not None:
-                self._place(token_id, text, logprobs[position])
-            parts.append(self._searched(text, 1))
+        needs_pieces = self._channels.has_parser or logprobs is not None
+        if not needs_pieces and (stops is None or not stops.num_exempt_tokens):
+            self._found(self._detokenizer.feed(ids), ids)
+            return
+        self._entries += (logprobs or ())[: len(ids)]
+        for piece in self._detokenizer.pieces(ids):
+            self._note_logprobs(piece.text, len(piece.ids))
+            self._found(piece.text, piece.ids)
             if self.finish is not None:
-                break
-        return "".join(parts)
+                return
 
-    def _searched(self, text: str, num_ids: int) -> str:
-        """Without what may be the beginning of a stop string; a whole one ends the choice."""
+    def _note_logprobs(self, text: str, num_ids: int) -> None:
+        """The logprobs of the next ids wait for the text that those made."""
+        if self._queue is not None and self._entries:
+            entries = [self._entries.popleft() for _ in range(num_ids)]
+            self._queue.add([entry.token_ids[0] for entry in entries], text, entries)
+
+    def _found(self, text: str, ids: Sequence[int]) -> None:
+        """Whole characters and their ids: on to the channels as far as no stop string may begin in them."""
         stops = self._stops
         if stops is None:
-            return text
-        text = stops.feed(text, num_ids)
+            self._pass(text, ids)
+            return
+        free = stops.feed(text, len(ids))
+        if self._channels.has_parser:
+            self._units.append((text, ids))
+            self._release_units(len(free))
+        else:
+            self._pass(free, ids)
         if stops.matched is not None:
-            self.finish, self.stop_reason = "stop", stops.matched
-        return text
+            if self._num_free and self.finish is None:
+                text, ids = self._units[0]
+                self._pass(text[: self._num_free], ids)
+            self._close("stop", stops.matched)
 
-    def _last_text(self, finish: FinishReason, stop: int | str | None) -> str:
-        """The engine has ended: what an incomplete character or stop string held back."""
-        rest = self._detokenizer.flush()
-        self._text_end += len(rest)
-        self._close_open()
-        text = self._searched(rest, 0)
-        if self.finish is None:
-            self.finish, self.stop_reason = finish, stop
-            if self._stops is not None:
-                text += self._stops.flush()
-        return text
+    def _release_units(self, num_characters: int) -> None:
+        """So many more characters are free of stop strings. A parser gets the text of a token whole."""
+        self._num_free += num_characters
+        while self._units and len(self._units[0][0]) <= self._num_free and self.finish is None:
+            text, ids = self._units.popleft()
+            self._num_free -= len(text)
+            self._pass(text, ids)
 
-    def _place(self, token_id: int, text: str, entry: TokenLogprobs) -> None:
-        """Queue a token's logprobs behind its text, which may end with a later token, in mid-character."""
-        start = self._text_end
-        self._text_end += len(text)
-        if text:
-            self._close_open()
-        self._open.append((token_id, start, self._visible(entry)))
-        if not self._detokenizer.is_mid_character:
-            self._close_open()
+    def _engine_ended(self, finish: FinishReason, stop: int | str | None) -> None:
+        """What an incomplete character or stop string held back, and the end."""
+        for piece in self._detokenizer.flush_pieces():
+            self._note_logprobs(piece.text, len(piece.ids))
+            self._found(piece.text, piece.ids)
+        if self._stops is not None and self.finish is None:
+            held = self._stops.flush()
+            if self._channels.has_parser:
+                self._release_units(len(held))
+            else:
+                self._pass(held, ())
+        self._close(finish, stop)
 
-    def _close_open(self) -> None:
-        """The text so far is certain: it is all that the open tokens took part in."""
-        end = self._text_end
-        self._queue += [PositionLogprobs(token, start, end, entry) for token, start, entry in self._open]
-        self._open.clear()
+    def _pass(self, text: str, ids: Sequence[int]) -> None:
+        self._channels.feed(text, ids)
+        if self._channels.is_over:
+            self._close("stop", None)
 
-    def _visible(self, entry: TokenLogprobs) -> TokenLogprobs:
-        """With rules that deny, alternatives stay here: one of them could complete a denied word."""
-        if self._filter is None or not self._filter.is_active or len(entry.token_ids) == 1:
-            return entry
-        return TokenLogprobs(entry.token_ids[:1], entry.logprobs[:1], entry.rank)
-
-    def _filtered(self, text: str) -> str:
-        text_filter = self._filter
-        assert text_filter is not None
-        if text:
-            text = text_filter.feed(text)
-        if self.finish is not None and not text_filter.blocked:
-            text += text_filter.flush()
-        self.num_held = held = text_filter.held
-        if held:
-            released = text_filter.released
-            self.is_new_hold = released >= self._hold_end
-            if self.is_new_hold:
-                self._hold_end = released + held
-        if text_filter.hits or text_filter.blocked:
-            self._settle()
-        return text
-
-    def _settle(self) -> None:
-        """Take over what the filter found; a block ends the choice."""
-        text_filter = self._filter
-        assert text_filter is not None
-        self.num_held = text_filter.held
-        self.hits += text_filter.hits
-        if self._queue or self._open:
-            self._rewritten += [
-                (hit.start, hit.end) for hit in text_filter.hits if hit.action in REWRITES and not hit.shadow
-            ]
-        text_filter.hits.clear()
-        if text_filter.blocked:
-            self.ended_here = self.ended_here or self.finish is None
-            self.finish, self.stop_reason = "content_filter", None
-
-    def _release_logprobs(self) -> None:
-        """Move the entries whose characters have all left;
-
-        drop those that touch a rewritten or a cut character.
-        """
-        released = self._released()
-        queue = self._queue
-        while queue and queue[0].end <= released:
-            entry = queue.popleft()
-            if not any(start < entry.end and entry.start < end for start, end in self._rewritten):
-                self.logprobs.append(entry)
+    def _close(self, finish: FinishReason, stop_reason: int | str | None) -> None:
+        """The choice is over; nothing if it was before."""
         if self.finish is not None:
-            queue.clear()
-            self._open.clear()
-        if not queue and not self._open:
-            self._rewritten.clear()
-
-    def _released(self) -> int:
-        """Raw characters whose fate is settled."""
-        if self._filter is not None:
-            return self._filter.released
-        return self._text_end if self._stops is None else self._stops.released
+            return
+        self.ended_here = True
+        last = self._channels.end(finish, stop_reason)
+        self.finish = finish if last is None else last.reason

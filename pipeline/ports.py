@@ -114,6 +114,7 @@ class TextFilter(Protocol):
     hits: list[Hit]  # in order, shadow ones too; the owner may clear it
     is_active: bool  # some rule changes what leaves, rather than only reporting it
     blocked: bool  # a block rule matched: nothing more leaves
+    blocked_by: str | None  # that rule's id
 
     def feed(self, text: str) -> str: ...
 
@@ -122,6 +123,12 @@ class TextFilter(Protocol):
 
     def expire(self) -> str:
         """Text was held for too long: the policy blocks, or lets it go."""
+
+    def pause(self) -> str:
+        """What is held leaves as if the text ended here, but it may go on. Not counted as a leak.
+
+        A match that began before and is completed later is still found, and rewritten from here on.
+        """
 
     def abandon(self) -> str:
         """The text breaks off (the engine is lost): what only rules that fail open still hold leaves.

@@ -125,6 +125,11 @@ class Prompt:
     num_tokens: int
     affinity: int  # hash of the ids up to the first prefix boundary; equal ones prefer the same worker
 
+    @property
+    def tokens(self) -> memoryview:
+        """The ids as integers, not copied."""
+        return self.ids.cast("B").cast("i")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:

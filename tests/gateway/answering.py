@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from filters.rules import Rule, RuleSet
 from filters.stream import CompiledRules
 from gateway.answer import Answer, AnswerLimits, Choice
+from gateway.audit import Audit
 from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.metrics import Metrics
 from gateway.outlet import Message, Outlet
 from gateway.record import RequestRecord
 from gateway.writers import JsonWriter, SseWriter, Writer
-from pipeline.detokenizer import open_detokenizer
 from pipeline.errors import HeadraceError
 from pipeline.outbound import Outbound
+from pipeline.outbound_plan import OutboundPlan
 from pipeline.ports import Sink
-from pipeline.stop_strings import StopMatcher
-from pipeline.values import Delivery, EngineCall, FirstToken, ModelInfo, Prompt, TokenLogprobs
+from pipeline.values import (
+    Delivery,
+    EngineCall,
+    FirstToken,
+    Generation,
+    ModelInfo,
+    Prompt,
+    TokenLogprobs,
+)
 from pipeline.vocabulary import Vocabulary
 from tests.pipeline import small_tokenizers
 
@@ -243,8 +251,15 @@ class Case:
             if stream
             else JsonWriter(self.outlet, shape, vocabulary(), self.record, num_choices)
         )
+        self.audit_lines: list[dict[str, Any]] = []
         self.answer = Answer(
-            self.engine, self.writer, self.outlet, self.record, self.metrics, limits or AnswerLimits()
+            self.engine,
+            self.writer,
+            self.outlet,
+            self.record,
+            self.metrics,
+            Audit(self.metrics, self),
+            limits or AnswerLimits(),
         )
         self._rules = CompiledRules(RuleSet(tuple(rules)), on_max_hold=hold_policy)  # type: ignore[arg-type]
         self._stops = stops
@@ -255,9 +270,13 @@ class Case:
         self.answer.start([call(prompt=prompt) for _ in range(self._num_choices)], self._make)
         return self
 
-    def _make(self) -> Outbound:
-        stops = StopMatcher(self._stops) if self._stops else None
-        return Outbound(open_detokenizer(vocabulary()), stops, self._rules.stream())
+    def write(self, fields: Mapping[str, Any]) -> None:
+        """As the audit's log."""
+        self.audit_lines.append(dict(fields))
+
+    def _make(self, call: EngineCall) -> Outbound:
+        generation = Generation({}, stop=tuple(self._stops), logprobs=0)
+        return OutboundPlan(vocabulary(), generation, lambda channel: self._rules).open(call)
 
     def _on_gone(self, reason: str) -> None:
         self.gone.append(reason)

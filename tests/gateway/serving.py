@@ -11,6 +11,7 @@ from typing import Any
 
 from filters.rules import Rule, RuleSet
 from gateway.answer import AnswerLimits
+from gateway.audit import Audit
 from gateway.edge import GenerationEndpoint
 from gateway.encoders import Encoders
 from gateway.flow import BodyLimits, Flow, generation_routes
@@ -23,6 +24,7 @@ from gateway.openai_schema import RequestLimits
 from gateway.outlet import ReaderLimits
 from gateway.request_log import RequestLog
 from gateway.rules_version import RuleOptions, compile_rules
+from gateway.way_out import OutputOptions, WayOut
 from pipeline.inbound import InboundOptions
 from pipeline.token_buffer import BufferPool
 from pipeline.token_cache import TokenCache
@@ -54,7 +56,10 @@ class Service:
         body: BodyLimits | None = None,
         reader: ReaderLimits | None = None,
         remember_answers: bool = True,
+        options: OutputOptions | None = None,
     ) -> None:
+        self._log = io.StringIO()
+        self._request_log = RequestLog(self._log)
         self.engine = Engine(monotonic())
         self.metrics = Metrics()
         self.store = TokenStore(TokenCache(1 << 20), BufferPool(16 << 20))
@@ -72,9 +77,9 @@ class Service:
             metrics=self.metrics,
             limits=limits or AnswerLimits(),
             body=body or BodyLimits(),
+            audit=Audit(self.metrics, self._request_log),
+            way_out=WayOut(options or OutputOptions()),
         )
-        self._log = io.StringIO()
-        self._request_log = RequestLog(self._log)
         self._endpoints = {
             path: GenerationEndpoint(
                 self.flow, route, self.metrics, self._request_log, reader or ReaderLimits(1 << 16)
@@ -88,6 +93,14 @@ class Service:
     @property
     def lines(self) -> list[Any]:
         """The request log."""
+        return [line for line in self._all_lines() if "event" not in line]
+
+    @property
+    def audit_lines(self) -> list[Any]:
+        """What rules have found."""
+        return [line for line in self._all_lines() if line.get("event") == "rule_hit"]
+
+    def _all_lines(self) -> list[Any]:
         return [json.loads(line) for line in self.log.splitlines()]
 
     @property

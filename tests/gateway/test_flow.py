@@ -191,7 +191,12 @@ async def test_rules_filter_what_comes_out() -> None:
         made.engine.streams[0].say("词", "stop")
         await asyncio.wait_for(task, 5)
         assert request.client.text() == "a***"
-        assert made.sample("headrace_rule_hits_total", rule="m", direction="output", action="mask") == 1
+        assert (
+            made.sample(
+                "headrace_rule_hits_total", rule="m", direction="output", channel="content", action="mask"
+            )
+            == 1
+        )
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,18 @@ import pytest
 
 from filters.rules import Rule, RuleSet
 from filters.stream import CompiledRules
+from pipeline.channel_text import ChannelText
+from pipeline.channels import Channels
 from pipeline.detokenizer import open_detokenizer
-from pipeline.events import PositionLogprobs
+from pipeline.events import CONTENT, PositionLogprobs
+from pipeline.logprob_queue import LogprobQueue
 from pipeline.outbound import FINISH, Outbound
+from pipeline.pieces import Detokenizer, Piece
 from pipeline.stop_strings import StopMatcher
 from pipeline.values import TokenLogprobs
 from pipeline.vocabulary import Vocabulary
 from tests.pipeline import small_tokenizers
+from tests.pipeline.said import Said
 from tests.pipeline.splits import random_split, splits
 
 MASK = Rule("m", ("敏感词",), "mask", replacement="*")
@@ -57,10 +62,24 @@ def outbound(
     min_tokens: int = 0,
     skip: bool = True,
     max_hold_s_policy: str = "block",
-) -> Outbound:
+) -> Said:
     matcher = StopMatcher(stops, include, min_tokens) if stops else None
     compiled = CompiledRules(RuleSet(rules), on_max_hold=max_hold_s_policy)  # type: ignore[arg-type]
-    return Outbound(open_detokenizer(vocabulary(), skip), matcher, compiled.stream(), include)
+    return content_only(open_detokenizer(vocabulary(), skip), compiled, matcher, include)
+
+
+def content_only(
+    detokenizer: Detokenizer,
+    rules: CompiledRules,
+    stops: StopMatcher | None = None,
+    include: bool = False,
+    texts_of: Vocabulary | None = None,
+) -> Said:
+    """A choice without parsers."""
+    completes = rules.completes if rules.is_active else None
+    queue = LogprobQueue((texts_of or vocabulary()).token_text, completes)
+    content = ChannelText(CONTENT, text_filter=rules.stream(), queue=queue)
+    return Said(Outbound(detokenizer, Channels(content, queue=queue), stops, include, queue))
 
 
 def entries_for(ids: Sequence[int]) -> list[TokenLogprobs]:
@@ -68,7 +87,7 @@ def entries_for(ids: Sequence[int]) -> list[TokenLogprobs]:
 
 
 def steps(
-    choice: Outbound, chunks: Sequence[Sequence[int]], finish: str | None = "length", logprobs: bool = False
+    choice: Said, chunks: Sequence[Sequence[int]], finish: str | None = "length", logprobs: bool = False
 ) -> Iterator[str]:
     """What leaves at each chunk, until the choice has ended; the last chunk carries the engine's finish."""
     for number, chunk in enumerate(chunks):
@@ -79,7 +98,7 @@ def steps(
             return
 
 
-def texts(choice: Outbound, *pieces: str, finish: str | None = None) -> list[str]:
+def texts(choice: Said, *pieces: str, finish: str | None = None) -> list[str]:
     """What leaves for these texts, each a chunk; `finish` comes in a chunk of its own."""
     shown = []
     for piece in pieces:
@@ -365,25 +384,30 @@ def test_logprobs_wait_with_held_text_and_are_dropped_where_it_is_rewritten() ->
 
 
 def test_token_that_ends_a_masked_word_in_mid_character_is_dropped_too() -> None:
-    """Its text is not all there when the mask is decided: it must not be forgotten until it is."""
-    ids = [7000, 7001]
+    """It is a part of the masked word, and of the piece that ends with the character's other half."""
+    ids = [7000, 7001, 7002]
 
-    class TwoTokens:
-        """First `敏感词` and a third of the next character, then the rest of that."""
+    class ThreeTokens:
+        """First `敏感词` and a third of the next character, then the rest of that, then a whole one."""
 
         is_mid_character = False
 
         def feed(self, ids: list[int]) -> str:
-            self.is_mid_character = ids == [7000]
-            return "敏感词" if ids == [7000] else "好"
+            raise AssertionError("it matters which id made which text")
+
+        def pieces(self, ids: list[int]) -> list[Piece]:
+            return [Piece("敏感词好", (7000, 7001))] * (7001 in ids) + [Piece("。", (7002,))] * (7002 in ids)
 
         def flush(self) -> str:
             return ""
 
-    choice = Outbound(TwoTokens(), None, CompiledRules(RuleSet((MASK,))).stream())
-    assert choice.feed(ids[:1], None, None, entries_for(ids[:1])) == "***"
-    assert choice.feed(ids[1:], "length", None, entries_for(ids[1:])) == "好"
-    assert [entry.token_id for entry in choice.logprobs] == [7001]
+        def flush_pieces(self) -> list[Piece]:
+            return []
+
+    choice = content_only(ThreeTokens(), CompiledRules(RuleSet((MASK,))))
+    assert choice.feed(ids[:1], None, None, entries_for(ids[:1])) == ""
+    assert choice.feed(ids[1:], "length", None, entries_for(ids[1:])) == "***好。"
+    assert [entry.token_id for entry in choice.logprobs] == [7002]
 
 
 def test_a_run_of_byte_tokens_waits_for_its_last_character() -> None:
@@ -392,10 +416,10 @@ def test_a_run_of_byte_tokens_waits_for_its_last_character() -> None:
     ids = [id_of[f"<0x{byte:02X}>"] for byte in "敏感".encode()]
     last = id_of["a"]
     rules = CompiledRules(RuleSet((Rule("m", ("感词",), "mask", replacement="*"),)))
-    choice = Outbound(open_detokenizer(vocabulary_), None, rules.stream())
+    choice = content_only(open_detokenizer(vocabulary_), rules, texts_of=vocabulary_)
     assert choice.feed(ids, None, None, entries_for(ids)) == ""
     assert choice.feed([last], None, None, entries_for([last])) == "敏感a"
-    assert [(entry.start, entry.end) for entry in choice.logprobs] == [(0, 3)] * 7
+    assert [(entry.start, entry.end) for entry in choice.logprobs] == [(0, 2)] * 6 + [(2, 3)]
 
 
 def test_logprobs_of_an_incomplete_last_character_are_kept() -> None:
@@ -425,14 +449,22 @@ def test_logprobs_of_tokens_without_text_are_kept() -> None:
     assert [entry.token_id for entry in choice.logprobs] == ids
 
 
-def test_alternatives_leave_only_without_a_filter() -> None:
-    ids = ids_of("x")
-    entry = TokenLogprobs([ids[0], 5, 6], [-1.0, -0.1, -3.0], 2)
-    open_choice, filtered = outbound(), outbound(MASK)
-    open_choice.feed(ids, None, None, [entry])
-    filtered.feed(ids, None, None, [entry])
-    assert open_choice.logprobs == [PositionLogprobs(ids[0], 0, 1, entry)]
-    assert filtered.logprobs == [PositionLogprobs(ids[0], 0, 1, TokenLogprobs(ids[:1], [-1.0], 2))]
+@pytest.mark.parametrize("chunked", [False, True])
+def test_alternative_that_would_complete_a_denied_word_does_not_leave(chunked: bool) -> None:
+    """After `ab` the model says `x`; it might have said `c`, or `d`."""
+    a, b, x, c, d = (ids_of(char)[0] for char in "abxcd")
+    entries = [TokenLogprobs([a], [-1.0], 1), TokenLogprobs([b, c], [-1.0, -2.0], 1)]
+    entries.append(TokenLogprobs([x, c, d, x], [-1.0, -0.1, -3.0, -1.0], 2))
+    for rules, kept in (((), [x, c, d, x]), ((Rule("m", ("abc",), "mask", replacement="*"),), [x, d, x])):
+        choice = outbound(*rules)
+        if chunked:
+            for token_id, entry in zip((a, b, x), entries, strict=True):
+                choice.feed([token_id], None, None, [entry])
+        else:
+            choice.feed([a, b, x], None, None, entries)
+        assert [list(each.logprobs.token_ids) for each in choice.logprobs] == [[a], [b, c], kept]
+        assert len(choice.logprobs[2].logprobs.logprobs) == len(kept)
+        assert choice.logprobs[2] == PositionLogprobs(x, 2, 3, choice.logprobs[2].logprobs)
 
 
 def test_logprobs_of_text_released_at_its_time_limit_leave_with_it() -> None:
@@ -448,8 +480,7 @@ def test_hold_begins_anew_when_all_that_was_held_has_left() -> None:
     out = outbound(Rule("r", ("aab",), "mask", replacement="*"))
     seen = []
     for text in ("x", "a", "a", "a", "a", "c"):
-        out.is_new_hold = False
         out.feed(ids_of(text))
-        seen.append((out.num_held, out.is_new_hold))
+        seen.append((out.num_held, out.num_held > 0 and out.is_new_hold))
     # The first `a` begins a hold of one character, the third lets it go and begins the next one.
     assert seen == [(0, False), (1, True), (2, False), (2, True), (2, False), (0, False)]

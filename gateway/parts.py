@@ -1,0 +1,126 @@
+"""What the parts of the app are given, from the settings. Nothing is connected here (`gateway/app.py`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from backend.address import parse_address
+from backend.catalog import OnModel
+from backend.output_parsers import load_output_parsers
+from backend.pool import ClientLimits, PoolSettings, WorkerPool
+from backend.remote_worker import RemoteWorker
+from gateway.answer import AnswerLimits
+from gateway.link_tls import client_tls
+from gateway.live_rules import LiveRules
+from gateway.metrics import Metrics
+from gateway.openai_schema import RequestLimits
+from gateway.rules_version import RuleOptions
+from gateway.settings import Settings
+from gateway.settings_answers import Answers, parser_for
+from gateway.turns import Turns
+from gateway.warmup import WarmLimits
+from gateway.way_out import OutputOptions, WayOut
+from pipeline.assembly import GenerationDefaults
+from pipeline.control_characters import ControlPolicy
+from pipeline.inbound import InboundOptions
+from pipeline.ports import OutputParsers
+from pipeline.validation import InputLimits
+from pipeline.values import ModelInfo
+
+
+def request_limits(settings: Settings) -> RequestLimits:
+    """What a body may ask for."""
+    limits = settings.limits
+    return RequestLimits(
+        max_n=limits.max_n,
+        max_choices=min(RequestLimits().max_choices, limits.queue_max_requests),
+        max_stop_strings=limits.max_stop_strings,
+        max_stop_chars=limits.max_stop_chars,
+        drop_lone_surrogates=settings.text.unencodable_characters == "strip",
+        allow_escape=settings.answers.allow_request_escape,
+    )
+
+
+def inbound_options(settings: Settings) -> InboundOptions:
+    """The way in of every model."""
+    limits, text, prompts = settings.limits, settings.text, settings.prompts
+    return InboundOptions(
+        limits=InputLimits(
+            max_characters=limits.max_text_chars,
+            max_bytes=limits.max_text_bytes,
+            max_messages=limits.max_messages,
+            max_parts=limits.max_content_parts,
+            max_values=limits.max_values,
+        ),
+        control_characters=ControlPolicy(text.unencodable_characters, text.control_characters),
+        defaults=GenerationDefaults(max_tokens=limits.default_max_tokens),
+        templates={template.name: template for template in prompts.templates},
+        context_policy=prompts.context_policy,
+        raw_control_strings=prompts.raw_control_strings == "control",
+    )
+
+
+def load_parsers(answers: Answers, info: ModelInfo, files: Mapping[str, bytes]) -> OutputParsers | None:
+    """vLLM's parsers for a model, if any are configured: then vLLM is imported, 5 s in a thread."""
+    tools = parser_for(answers.tool_call_parser, info.name)
+    reasoning = parser_for(answers.reasoning_parser, info.name)
+    return load_output_parsers(tools, reasoning, files, info.name) if tools or reasoning else None
+
+
+def live_rules(settings: Settings, metrics: Metrics) -> LiveRules:
+    """The content rules. Raises what is wrong with their files."""
+    text = settings.text
+    options = RuleOptions(text.max_hold_chars, text.hold_policy, text.max_seen_text_bytes)
+    return LiveRules(text.rules, text.rules_action, options, metrics, text.rules_reload_s)
+
+
+def way_out(answers: Answers) -> WayOut:
+    """The way out of every answer."""
+    return WayOut(OutputOptions(answers.output_escape, answers.format_policy == "error"))
+
+
+def warm_limits(settings: Settings) -> WarmLimits:
+    """When warm prompts are warmed."""
+    prompts = settings.prompts
+    return WarmLimits(prompts.rewarm_interval_s, prompts.warm_before_ready, prompts.warm_ready_limit_s)
+
+
+def warm_turns() -> Turns:
+    """The processes of one gateway share the folder of their metrics."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    return Turns(Path(folder) if folder else None)
+
+
+def worker_pool(
+    settings: Settings, on_model: OnModel, on_change: Callable[[RemoteWorker], None]
+) -> WorkerPool:
+    """The workers that the gateway is linked to. Raises what is wrong with the TLS files."""
+    limits = settings.limits
+    pool = PoolSettings(
+        cache_dir=settings.general.cache.expanduser(),
+        secret=settings.link.link_secret.encode() if settings.link.link_secret else None,
+        tls=client_tls(settings.link),
+        gateway=f"gateway-{os.getpid()}",
+        limits=ClientLimits(stall_s=limits.stall_limit_s),
+        max_waiting_requests=limits.queue_max_requests,
+        max_waiting_tokens=limits.queue_max_tokens,
+        reasoning_parser_of=partial(parser_for, settings.answers.reasoning_parser),
+    )
+    workers = [parse_address(worker) for worker in settings.link.worker]
+    return WorkerPool(workers, pool, on_model, on_change=on_change)
+
+
+def answer_limits(settings: Settings) -> AnswerLimits:
+    """When answers are cut short."""
+    limits = settings.limits
+    return AnswerLimits(
+        queue_s=limits.queue_limit_s,
+        stall_s=limits.stall_limit_s,
+        request_s=limits.request_limit_s,
+        hold_s=settings.text.max_hold_s,
+        slow_reader_s=limits.slow_reader_s,
+        heartbeat_s=limits.heartbeat_s,
+    )
