@@ -160,6 +160,26 @@ def read_escape(text: str, start: int) -> tuple[str, int] | None:
     return chr(code), start + 6
 
 
+def read_loose_escape(text: str, start: int) -> tuple[str, int] | None:
+    """The same where the text is not JSON, but may be to a reader that takes more: only what stands for a
+    character that changes nothing around it is that character, all else stays as it is written.
+    """
+    if text[start + 1 : start + 2] not in ("", "u"):
+        return text[start : start + 2], start + 2
+    escape = read_escape(text, start)
+    if escape is None:
+        return None
+    char, end = escape
+    is_harmless = (
+        char >= " " and char not in "\"'\\" and not "\x7f" <= char < "\xa0" and not _is_surrogate(char)
+    )
+    return (char if is_harmless else text[start:end]), end
+
+
+def _is_surrogate(char: str) -> bool:
+    return "\ud800" <= char <= "\udfff"
+
+
 _TO_ESCAPE: Final = re.compile('["\\\\\x00-\x1f\ud800-\udfff]')
 _ESCAPED: Final = {char: "\\" + name for name, char in _SIMPLE.items() if name != "/"}
 
