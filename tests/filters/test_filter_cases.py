@@ -6,11 +6,13 @@ one part more, that of the flush; a text that is blocked has none, for nothing c
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from filters.json_values import JsonValueFilter
 from filters.rules import Rule, RuleSet
 from filters.stream import CompiledRules, StreamFilter
 from pipeline.control_dropper import ControlAutomaton, ControlDropper
@@ -447,6 +449,51 @@ def test_feed_behind_dropped_control_strings_never_sees_them(
 def test_feed_behind_a_control_string_in_two_pieces_gives_its_chunks() -> None:
     dropper, stream = ControlDropper(ControlAutomaton(["<|im_end|>"])), opened([mask("abc")])
     assert [stream.feed(dropper.feed(chunk)) for chunk in ("ab<|im", "_end|>c")] == ["", "***"]
+
+
+# Rules, JSON, output.
+IN_JSON: list[tuple[list[Rule], str, str]] = [
+    ([mask("敏感")], r'{"q":"\u654f\u611f 词"}', '{"q":"** 词"}'),
+    ([mask("敏感")], r'{"敏\u611f": ["\u654F感", {"敏感": "x"}], "y": -1.5e3}',
+     '{"**": ["**", {"**": "x"}], "y": -1.5e3}'),
+    ([mask("敏感")], '{"a":"敏","b":"感"}', '{"a":"敏","b":"感"}'),
+    ([mask("😀😀")], r'{"q":"\ud83d\ude00😀!"}', '{"q":"**!"}'),
+    ([mask('a"b')], r'{"q":"a\"b\\"}', r'{"q":"***\\"}'),
+    ([mask("a\nb")], r'{"q":"a\nb\tc"}', r'{"q":"***\tc"}'),
+    ([redact('"\\', "ab")], '{"q":"xab"}', r'{"q":"x\"\\"}'),
+    ([mask("1234")], '{"n":12345, "m": 9}', '{"n":"****5", "m": 9}'),
+    ([mask("true")], "[true, false]", '["****", false]'),
+    (PHONE, '{"tel":13812345678,"s":"138 1234 5678"}', '{"tel":"[PHONE]","s":"[PHONE]"}'),
+    ([mask("ass", whole_word=True)], '{"q":"ass","r":"assy"}', '{"q":"***","r":"assy"}'),
+    ([mask("黄片", allow=("三黄片",))], '["三黄片","三","黄片"]', '["三黄片","三","**"]'),
+    ([mask("敏感词")], '["敏感", "词"]', '["敏感", "词"]'),
+    ([mask("敏感")], rf'["敏{ZW}感", "ＦＵ\u200b"]', f'["***", "ＦＵ{ZW}"]'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rules", "text", "output"), IN_JSON)
+def test_feed_of_json_rewrites_values_and_leaves_json(rules: list[Rule], text: str, output: str) -> None:
+    shared = CompiledRules(RuleSet(tuple(rules)))
+    json.loads(output)
+    for chunks in rechunked(text):
+        stream = JsonValueFilter(shared.stream)
+        emitted = ""
+        for chunk in chunks:
+            emitted += stream.feed(chunk)
+            assert output.startswith(emitted), chunks
+        assert emitted + stream.flush() == output, chunks
+
+
+def test_feed_of_json_in_two_pieces_gives_its_chunks() -> None:
+    stream = JsonValueFilter(CompiledRules(RuleSet((mask("敏感"),))).stream)
+    assert [stream.feed(chunk) for chunk in (r'{"q":"\u654f', r'\u611f 词"}')] == ['{"q":"', '** 词"}']
+
+
+def test_feed_of_json_with_a_block_ends_before_it() -> None:
+    for chunks in rechunked(r'{"q":"看\u9ec4片","r":1}'):
+        stream = JsonValueFilter(CompiledRules(RuleSet((block("黄片"),))).stream)
+        assert "".join([stream.feed(chunk) for chunk in chunks]) + stream.flush() == '{"q":"看'
+        assert stream.blocked_by == "block 黄片"
 
 
 # Rules, text, what leaves when it breaks off, what stays undecided.

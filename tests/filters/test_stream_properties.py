@@ -4,6 +4,7 @@ filter in memory and want to see it noticed.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from filters import held_text, keyword_stream
 from filters.combined import CombinedFilter
 from filters.held_text import HeldText
 from filters.hit import Hit
+from filters.json_values import JsonValueFilter
 from filters.patterns import FoldedPatterns
 from filters.prefilter import Prefilter
 from filters.rules import MAX_HOLD_ID, Rule, RuleSet
@@ -321,6 +323,63 @@ def test_hold_is_what_trying_all_continuations_gives() -> None:
     check_hold_by_trying(5, 60, random_mixed_case)
 
 
+def random_value(rng: random.Random, pieces: Sequence[str], depth: int) -> object:
+    """A JSON value of lists, objects with one key, strings and null."""
+    kind = rng.random()
+    if depth and kind < 0.3:
+        return [random_value(rng, pieces, depth - 1) for _ in range(rng.randint(0, 3))]
+    if depth and kind < 0.6:
+        return {joined(rng, pieces, 3): random_value(rng, pieces, depth - 1)}
+    return None if kind > 0.95 else joined(rng, pieces, 5)
+
+
+def rewritten_value(judge: Oracle, value: object) -> object:
+    if isinstance(value, str):
+        return judge.conclude(value).output(value, len(value))
+    if isinstance(value, list):
+        return [rewritten_value(judge, each) for each in value]
+    if isinstance(value, dict):
+        return {rewritten_value(judge, key): rewritten_value(judge, each) for key, each in value.items()}
+    return value
+
+
+def check_json(rng: random.Random) -> None:
+    """Every string of a JSON text is a text of its own, whatever escapes it is written with."""
+    rules, theme = without_blocks(random_case(rng)), rng.choice(list(THEMES))
+    rules.append(Rule("own", (random_keyword(rng, THEMES[theme], rules[0]),), "mask", replacement=MASK))
+    judge, compiled = Oracle(rules), CompiledRules(RuleSet(tuple(rules)))
+    value = random_value(rng, (*THEMES[theme], '"', "\\", "\n"), 2)
+    text = json.dumps(value, ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, 1)))
+    expected = rewritten_value(judge, value)
+    outputs = set()
+    for chunks in ([text], *chunkings(text, rng)):
+        stream = JsonValueFilter(compiled.stream)
+        output = "".join([stream.feed(chunk) for chunk in chunks]) + stream.flush()
+        outputs.add(output)
+    assert len(outputs) == 1, ("chunks matter", rules, text)
+    if not any(judge.conclude(each).has_tie for each in strings_of(value)):
+        assert json.loads(output) == expected, ("output", rules, text)
+
+
+def strings_of(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for each in value if isinstance(value, (list, dict)) else ():
+        yield from strings_of(each)
+    for each in value.values() if isinstance(value, dict) else ():
+        yield from strings_of(each)
+
+
+def random_json(seed: int, num_cases: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(num_cases):
+        check_json(rng)
+
+
+def test_stream_of_json_equals_brute_force_of_each_string() -> None:
+    random_json(8, 80)
+
+
 def check_long(seed: int, num_cases: int) -> None:
     """Streams forget what is behind them; what they find is what a scan finds."""
     rng = random.Random(seed)
@@ -346,12 +405,13 @@ def test_stream_of_long_texts_equals_the_scan() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [11, 12])
 def test_stream_of_very_many_random_rules_equals_brute_force(seed: int) -> None:
-    random_checks(seed, 18_000, random_case)
-    random_checks(seed, 6_500, random_mixed_case)
-    random_bounds(seed, 5_500)
-    check_hold_by_trying(seed, 500, random_case)
-    check_hold_by_trying(seed, 500, random_mixed_case)
-    check_long(seed, 200)
+    random_checks(seed, 16_000, random_case)
+    random_checks(seed, 4_500, random_mixed_case)
+    random_bounds(seed, 9_000)
+    check_hold_by_trying(seed, 300, random_case)
+    check_hold_by_trying(seed, 300, random_mixed_case)
+    random_json(seed, 500)
+    check_long(seed, 50)
 
 
 # Does it notice? Each of these breaks the filter in memory.
