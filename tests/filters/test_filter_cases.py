@@ -17,6 +17,7 @@ from filters.rules import Rule, RuleSet
 from filters.stream import CompiledRules, StreamFilter
 from pipeline.control_dropper import ControlAutomaton, ControlDropper
 from pipeline.stop_strings import StopMatcher
+from tests.pipeline.test_outbound import byte_ids, outbound
 
 Case = tuple[list[Rule], str, str]
 
@@ -517,3 +518,42 @@ def test_abandon_lets_nothing_undecided_leave_unless_its_rules_fail_open(
     stream.feed(text)
     assert (stream.abandon(), stream.held) == (left, held)
     assert not stream.hits
+
+
+@pytest.mark.parametrize(("rules", "text", "outputs"), CASES)
+def test_way_out_of_a_case_gives_its_chunks(rules: list[Rule], text: str, outputs: str) -> None:
+    """From token ids, one a byte, to events."""
+    choice = outbound(*rules)
+    fed = ["" if choice.finish else choice.feed(byte_ids(chunk)) for chunk in text.split("|")]
+    if choice.finish is None:
+        fed.append(choice.feed([], "length"))
+    expected = outputs.split("|")
+    is_blocked = len(expected) == len(text.split("|"))
+    assert (choice.finish == "content_filter") == is_blocked
+    assert fed[: len(expected)] == expected
+    assert not "".join(fed[len(expected) :])
+    in_bytes = outbound(*rules)
+    joined = ""
+    for token_id in byte_ids(text.replace("|", "")):
+        joined += in_bytes.feed([token_id]) if in_bytes.finish is None else ""
+        assert outputs.replace("|", "").startswith(joined)
+    joined += in_bytes.feed([], "length") if in_bytes.finish is None else ""
+    assert joined == outputs.replace("|", "")
+
+
+@pytest.mark.parametrize(("rules", "stops", "text", "outputs"), STOPPED)
+def test_way_out_with_stop_strings_ends_as_if_the_text_did(
+    rules: list[Rule], stops: list[str], text: str, outputs: str
+) -> None:
+    choice = outbound(*rules, stops=stops)
+    fed = ["" if choice.finish else choice.feed(byte_ids(chunk)) for chunk in text.split("|")]
+    if choice.finish is None:
+        fed.append(choice.feed([], "length"))
+    assert fed == outputs.split("|")
+
+
+def test_way_out_of_two_choices_keeps_them_apart() -> None:
+    first, second = outbound(mask("敏感词")), outbound(mask("敏感词"))
+    fed = [first.feed(byte_ids("敏")), second.feed(byte_ids("感词"))]
+    fed += [first.feed(byte_ids("感词")), second.feed(byte_ids("!"))]
+    assert fed == ["", "感词", "***", "!"]
