@@ -73,8 +73,15 @@ class VllmOutputParsers:
         return self._has_reasoning
 
     def open(self, request: ChatRequest, prompt_ids: Sequence[int]) -> OutputParser:
-        """See `OutputParsers`. 0.1 to 0.2 ms."""
-        return _Opening(self._kit, request, prompt_ids, self.problems).open()
+        """See `OutputParsers`. 20 to 250 us. If vLLM fails here (at a template argument), all is content."""
+        try:
+            return _Opening(self._kit, request, prompt_ids, self.problems).open()
+        except Exception:  # whatever vLLM's parsers raise
+            self.problems["open_raised"] += 1
+            plain = PlainContent()
+            return ChoiceParser(
+                plain, plain, lambda text, ids: ("", Whole(text, ())), [], None, self.problems
+            )
 
     def reasoning_ended(self, request: ChatRequest, prompt_ids: Sequence[int]) -> bool | None:
         """See `OutputParsers`. As in vLLM, True where reasoning is not wanted too."""
@@ -82,7 +89,11 @@ class VllmOutputParsers:
             return None
         if not request.include_reasoning:
             return True
-        return bool(self._kit.parser(request, None).is_reasoning_end(list(prompt_ids)))
+        try:
+            return bool(self._kit.parser(request, None).is_reasoning_end(list(prompt_ids)))
+        except Exception:  # whatever vLLM's parsers raise; the engine finds out by itself
+            self.problems["open_raised"] += 1
+            return None
 
     def reasoning_parser_kwargs(self, request: ChatRequest) -> Mapping[str, Json] | None:
         """See `OutputParsers`. What the chat template gets, but for the documents: no parser reads those."""
@@ -134,14 +145,14 @@ class _Opening:
         if parser_vllm.has_marked_reasoning(reasoning):
             start, end = reasoning.reasoning_start_str, reasoning.reasoning_end_str
             return MarkedReasoning(start, end) if start and end else PlainContent()
-        starts = reasoning.engine_based_streaming and parser_vllm.marker_starts(reasoning)
-        if not starts:
+        markers = parser_vllm.text_markers(self._kit, reasoning)
+        if markers is None:
             return None
         reasoning.adjust_initial_state_from_prompt(list(self._prompt_ids))
         return EnginePart(
             lambda text: reasoning.extract_reasoning_streaming("", text, text, (), (), ()),
             self._close_reasoning,
-            starts,
+            markers,
         )
 
     def _close_reasoning(self) -> Any:
@@ -164,13 +175,13 @@ class _Opening:
             return None
         if not tools.engine_based_streaming:
             return GatedCalls(gate, self._whole_calls, self._problems)
-        starts = parser_vllm.marker_starts(tools)
-        if starts is None:
+        markers = parser_vllm.text_markers(self._kit, tools)
+        if markers is None:
             return None
         engine = EnginePart(
             lambda text: tools.extract_tool_calls_streaming("", text, text, (), (), (), request),
             tools.finish_streaming,
-            starts,
+            markers,
         )
         return EngineCalls(gate, engine, self._whole_calls, self._problems)
 

