@@ -18,7 +18,7 @@ from gateway.sampling_fields import (
 )
 from gateway.structured_outputs import to_answer_format, to_sampling
 from pipeline.errors import InvalidRequest
-from pipeline.values import AnswerFormat, Delivery, Generation
+from pipeline.values import Delivery, Generation
 
 NO_SEED: Final = -1  # vLLM: the same as no seed
 GREEDY_BELOW: Final = 1e-5  # vLLM treats smaller temperatures as greedy
@@ -68,7 +68,9 @@ def to_generation(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         logprobs=logprobs,
-        answer_format=None if calls_tools else _answer_format(body, limits, constraint),
+        answer_format=None
+        if calls_tools
+        else to_answer_format(constraint, body.response_format, limits.max_depth),
         priority=priority,
         cache_salt=_cache_salt(body.cache_salt),
     )
@@ -120,12 +122,6 @@ def _check_combinations(body: SamplingFields, n: int, max_tokens: int | None, li
             "'spaces_between_special_tokens': false is not supported with 'skip_special_tokens': false.",
             "spaces_between_special_tokens",
         )
-
-
-def _answer_format(
-    body: SamplingFields, limits: RequestLimits, constraint: dict[str, Any] | None
-) -> AnswerFormat | None:
-    return to_answer_format(constraint, body.response_format, limits.max_depth, limits.max_schema_bytes)
 
 
 def _escape(output: Output | None, limits: RequestLimits) -> str | None:

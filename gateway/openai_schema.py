@@ -2,7 +2,7 @@
 
 json_body          bytes -> struct, and errors that name the field
 sampling_fields    what both routes share; generation: their way into Generation and Delivery
-structured_outputs response_format and structured_outputs
+structured_outputs response_format and structured_outputs; compiled_schemas: what they must compile
 unsupported_fields known, and refused
 chat_messages      messages and tools; tool_choice_field: which of these are called
 chat_schema, completion_schema

@@ -33,7 +33,6 @@ class RequestLimits:
     max_stop_chars: int = 256  # what the text filter may hold
     max_bad_words: int = 128  # vLLM's VLLM_MAX_NUM_BAD_WORDS
     max_token_ids: int = 262_144  # in one list: as many as the largest vocabularies have
-    max_schema_bytes: int = 262_144  # of a JSON answer: it is compiled on the event loop
     max_depth: int = 64  # of JSON inside one field; vLLM's limit for schemas
     max_containers: int = 1_000_000  # arrays and objects in one body
     drop_lone_surrogates: bool = False  # in the whole body, instead of refusing it

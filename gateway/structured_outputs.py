@@ -1,8 +1,8 @@
 """`response_format` and `structured_outputs` -> vLLM's one `structured_outputs` value.
 
 The rules are those of vLLM 0.32 (`StructuredOutputsParams`, `structured_outputs_from_response_format`):
-exactly one constraint, and a response format overrides the field of the same kind. Whether a schema or a
-grammar compiles, only the engine can say.
+exactly one constraint, and a response format overrides the field of the same kind. Whether a grammar
+compiles, and whether the engine knows all that a schema says, only the engine can say.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from gateway.compiled_schemas import check_compiles
 from gateway.json_body import check_depth, show
 from pipeline.errors import InvalidRequest
 from pipeline.values import AnswerFormat
@@ -77,10 +78,7 @@ def to_sampling(
 
 
 def to_answer_format(
-    constraint: dict[str, Any] | None,
-    response_format: ResponseFormat | None,
-    max_depth: int,
-    max_schema_bytes: int,
+    constraint: dict[str, Any] | None, response_format: ResponseFormat | None, max_depth: int
 ) -> AnswerFormat | None:
     """The JSON that the answer must be by a constraint of `to_sampling`, or None. Raises `InvalidRequest`."""
     if constraint is None:
@@ -92,7 +90,7 @@ def to_answer_format(
     is_formatted = response_format is not None and response_format.type == "json_schema"
     param = "response_format.json_schema.schema" if is_formatted else "structured_outputs.json"
     schema = _decoded_schema(constraint["json"], param, max_depth)
-    _check_schema(schema, param, max_schema_bytes)
+    check_compiles(schema, param)
     return AnswerFormat(schema)
 
 
@@ -108,13 +106,6 @@ def _decoded_schema(schema: str | dict[str, Any], param: str, max_depth: int) ->
     if not isinstance(decoded, dict) and decoded is not True:
         raise InvalidRequest(f"'{param}' must be a JSON schema, got {show(decoded)}.", param)
     return decoded
-
-
-def _check_schema(schema: Any, param: str, max_bytes: int) -> None:
-    """Compiling takes 8 us for a small schema, 65 us per KB for a large one."""
-    num_bytes = len(msgspec.json.encode(schema))
-    if num_bytes > max_bytes:
-        raise InvalidRequest(f"'{param}' has {num_bytes} bytes of JSON; the limit is {max_bytes}.", param)
 
 
 def _from_structured_outputs(outputs: StructuredOutputs, max_depth: int) -> dict[str, Any]:

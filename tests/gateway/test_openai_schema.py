@@ -445,16 +445,25 @@ BOTH_REFUSE: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": "[" * 100_000}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": '{"const": NaN}'}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"type": "objekt"}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"$ref": "#/$defs/x"}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"$ref": "file:///etc/hostname"}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"pattern": "("}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"anyOf": [{"pattern": "a"}] * 101}}}, "structured_outputs.json"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": 1}}}},
+        "response_format.json_schema.schema",
+    ),
     ({"structured_outputs": {"json": '{"const": "\\ud800"}'}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": json.dumps({"const": DEEP})}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": "false"}}, "structured_outputs.json"),
-    ({"structured_outputs": {"json": {"title": "x" * 262_144}}}, "structured_outputs.json"),
-    ({"structured_outputs": {"json": json.dumps({"title": "x" * 262_144})}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"title": "x" * 65_536}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": json.dumps({"title": "x" * 65_536})}}, "structured_outputs.json"),
     (
         {
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "s", "schema": {"x": ["敏"] * 50_000}},
+                "json_schema": {"name": "s", "schema": {"x": ["敏"] * 12_000}},
             }
         },
         "response_format.json_schema.schema",
