@@ -123,8 +123,7 @@ class PiiStream:
                 last_end = at + end
                 self._take(at + start, at + end, kind)
             self.done = at + decided
-            # A detector stops after many tries; then it goes on from there.
-            if decided == before or len(window) - decided < MAX_TRIES:
+            if decided - before < MAX_TRIES:  # it has not stopped after so many places
                 return last_end
 
     def _take(self, start: int, end: int, kind: str) -> None:

@@ -121,12 +121,12 @@ class Settling:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits."""
-        return not (self.open or self.unwritten or self.verdicts.waiting)
+        return not (self.open or self.verdicts.waiting)
 
     @property
     def is_empty(self) -> bool:
         """Whether `settle` would do nothing."""
-        return not (self.open or self.phrases or self.unwritten or self.verdicts.waiting)
+        return not (self.open or self.phrases or self.verdicts.waiting)
 
     def settle(self, tracks: Sequence[StreamTrack]) -> list[Found]:
         """The matches whose turn has come, with all that the tracks have found."""
@@ -138,7 +138,9 @@ class Settling:
         verdicts = self.verdicts
         if not verdicts.waiting:
             return []
-        taken = verdicts.take(min([found_to, *(found.raw_end - 1 for found in self.open)]))
+        if self.open:
+            found_to = min([found_to, *(found.raw_end - 1 for found in self.open)])
+        taken = verdicts.take(found_to)
         if self.unwritten:
             self._write(tracks)
         return taken
@@ -162,15 +164,17 @@ class Settling:
     def _stand(self) -> None:
         still_open: list[Found] = []
         starts: dict[str, list[tuple[int, int, int]]] = {}  # asked for once a rule: it costs a walk each time
+        has_phrases = bool(self.phrase_tracks)
         for found in self.open:
             if self.phrases and self._is_excused(found):
                 continue
             rule = found.rule
-            if rule.id not in starts:
-                starts[rule.id] = list(self._phrase_starts(rule))
-            if self._may_be_excused(found, starts[rule.id]):
-                still_open.append(found)
-                continue
+            if has_phrases:
+                if rule.id not in starts:
+                    starts[rule.id] = list(self._phrase_starts(rule))
+                if self._may_be_excused(found, starts[rule.id]):
+                    still_open.append(found)
+                    continue
             self.verdicts.waiting.append(found)
             if found.rule.rewrites:
                 self.unwritten.append(found)
@@ -209,7 +213,10 @@ class Settling:
             certain_to = verdicts.block.raw_end
         else:
             certain_to = min([track.blocks_to for track in tracks])
-            certain_to = min([certain_to, *(each.raw_end - 1 for each in self.open if each.rule.blocks)])
-            certain_to = min([certain_to, *(each.raw_end for each in verdicts.waiting if each.rule.blocks)])
+            if not self.is_idle:
+                ends = [found.raw_end - 1 for found in self.open if found.rule.blocks]
+                ends += [found.raw_end for found in verdicts.waiting if found.rule.blocks]
+                certain_to = min([certain_to, *ends])
         self.written += [found for found in self.unwritten if found.raw_end <= certain_to]
-        self.unwritten = [found for found in self.unwritten if found.raw_end > certain_to]
+        is_over = verdicts.block is not None
+        self.unwritten = [] if is_over else [each for each in self.unwritten if each.raw_end > certain_to]

@@ -61,7 +61,10 @@ class CompiledRules(Patterns):
         )
 
     def completes(self, context: str, text: str) -> bool:
-        """Whether `text` after `context` completes something that an active rule denies, if it ends there."""
+        """Whether `text` after `context` completes something that an active rule denies, if it ends there.
+
+        `context`: the end of what was said, at least what a stream holds and the character before.
+        """
         result = scan(context + text, self)
         is_cut = result.num_hits > len(result.hits)
         return is_cut or any(
@@ -163,6 +166,13 @@ class StreamFilter(HeldText):
         self._node = self._resting_node()
         return text
 
+    def pause(self) -> str:
+        if self._is_closed or not self.held:
+            return ""
+        text = super().pause()
+        self._node = self._resting_node()
+        return text
+
     def _catch_up(self) -> None:
         self._steps.move_to(self._node[STATE], self.released + self.held)
 
@@ -185,6 +195,13 @@ class StreamFilter(HeldText):
         if not self.blocked and start + 1 - self._border() > self._policy.max_hold_chars:
             self._force()
         return self._resting_node()
+
+    def _border(self, closed_only: bool = False) -> int:
+        steps = self._steps
+        border = steps.live_from_closed if closed_only else steps.live_from
+        if not self._settling.is_idle:
+            border = self._settling.border(border, closed_only)
+        return max(border, self._floor)
 
     @property
     def _num_read(self) -> int:
