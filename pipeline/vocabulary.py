@@ -151,7 +151,7 @@ class Vocabulary:
 
     @cached_property
     def broken_byte_text(self) -> str:
-        """The text of a byte token in a run that is not valid UTF-8: U+FFFD, or what the decoder makes of it."""
+        """The text of a byte token in a run that is not valid UTF-8: what the decoder makes of U+FFFD."""
         broken = (token_id for token_id, data in self._fallback_bytes.items() if data[0] >= 0x80)
         return self.text_after_others([next(broken)])
 
