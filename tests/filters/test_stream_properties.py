@@ -311,11 +311,11 @@ def test_stream_of_keywords_equals_brute_force() -> None:
 
 
 def test_stream_of_everything_equals_brute_force() -> None:
-    random_checks(2, 400, random_mixed_case)
+    random_checks(2, 300, random_mixed_case)
 
 
 def test_stream_with_a_bound_holds_no_more() -> None:
-    random_bounds(3, 300)
+    random_bounds(3, 250)
 
 
 def test_hold_is_what_trying_all_continuations_gives() -> None:
@@ -493,7 +493,6 @@ def complaints(num_cases: int) -> set[str]:
 def test_oracle_notices_a_broken_filter(
     mutate: Callable[[pytest.MonkeyPatch], None], expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not complaints(20)
     mutate(monkeypatch)
     found = complaints(60)
     assert expected <= found, found
