@@ -98,6 +98,11 @@ class RecordingGateway:
         self._runs.append(run)
         return self._submit(call, _Recorder(run, sink))
 
+    def take_runs(self) -> list[Run]:
+        """Those that began since the last call or `ask`, in the order of their choices."""
+        runs, self._runs = self._runs, []
+        return runs
+
     async def ask(self, path: str, body: dict[str, Any], *, stream: bool) -> Answer:
         """One request with one choice, to its end."""
         self._runs.clear()
@@ -127,10 +132,15 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 @asynccontextmanager
-async def recording_gateway(worker: Worker, cache: Path) -> AsyncIterator[RecordingGateway]:
-    """The real app with default settings in front of a worker, on a free port of this process."""
+async def recording_gateway(worker: Worker, cache: Path, **groups: Any) -> AsyncIterator[RecordingGateway]:
+    """The real app in front of a worker, on a free port of this process.
+
+    `groups`: of `Settings`, for settings that are not the default.
+    """
     http = Http(port=0)
-    settings = Settings(general=General(cache=cache), http=http, link=Link(worker=(worker.address,)))
+    settings = Settings(
+        general=General(cache=cache), http=http, link=Link(worker=(worker.address,)), **groups
+    )
     thresholds = gc.get_threshold()
     app, sockets, started = build_app(settings), bind(http), asyncio.Event()
     config = HttpConfig(

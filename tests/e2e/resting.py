@@ -127,7 +127,16 @@ def exists(pid: int) -> bool:
 
 
 def request_lines(gateway: Gateway) -> list[dict[str, Any]]:
-    """The request log, oldest first."""
+    """The request log, oldest first, without the audit's lines."""
+    return [line for line in _log_lines(gateway) if "event" not in line]
+
+
+def audit_lines(gateway: Gateway) -> list[dict[str, Any]]:
+    """One for each rule hit, oldest first, where they go to the request log."""
+    return [line for line in _log_lines(gateway) if line.get("event") == "rule_hit"]
+
+
+def _log_lines(gateway: Gateway) -> list[dict[str, Any]]:
     lines = gateway.log.read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
