@@ -29,7 +29,7 @@ MAX_PROBLEM_CHARS: Final = 200
 # Far more than answers have; a validator that recurses has trouble with 100,000 on a small stack.
 MAX_DEPTH: Final = 256
 _MAX_NUMBER_CHARS: Final = 1000
-_MAX_PATTERN_BYTES: Final = 1_000_000  # of one compiled pattern
+_MAX_PATTERN_BYTES: Final = 100_000  # of one compiled pattern
 _MAX_STEPS: Final = 100_000  # 1 us each
 _MAX_STEPS_TO_NAME: Final = 200  # 0.3 ms each at worst
 _STEP: Final = "x-headrace-step"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from filters.escaping import escape_function
-from filters.json_schema import compile_schema
+from gateway.compiled_schemas import compiled
 from gateway.models import Model
 from gateway.rules_version import RulesVersion
 from pipeline.outbound_plan import OutboundPlan
@@ -75,7 +75,7 @@ class WayOut:
             open_parser=None if chat is None else _open_parser(parsers, chat),
             reads_reasoning=chat is not None and parsers is not None and parsers.has_reasoning,
             include_reasoning=chat is None or chat.include_reasoning,
-            schema=None if schema is None else compile_schema(schema),
+            schema=None if schema is None else compiled(schema),
             fails_on_problem=self._options.fails_on_problem,
             escape=escape_function(escape),
         )

@@ -47,6 +47,7 @@ def served(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     options = (
         *("--max-body-bytes", str(MAX_BODY_BYTES), "--default-max-tokens", str(DEFAULT_MAX_TOKENS)),
         *("--header-limit-s", "1", "--max-text-chars", "600000"),
+        *("--format-policy", "flag"),  # the scripted engine knows no grammars
     )
     with (
         stack.start_scripted(folder, embedded_model, "--prefill-ms-per-1k", "0") as worker,
