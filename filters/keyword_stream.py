@@ -90,11 +90,11 @@ class KeywordStream:
         return self.raw_of(self.num_folded - 1)
 
     @property
-    def blocks_to(self) -> int:
-        """Every match that blocks and ends up to here was found."""
+    def blocks_from(self) -> int:
+        """No match that blocks and was not found ends before this."""
         patterns = self._patterns.patterns
         if any(patterns[index].blocks for index in self.automaton.awaiting[self.state]):
-            return self.found_to
+            return self.found_to + 1
         return self.num_raw
 
     def raw_before(self, depth: int) -> int:

@@ -100,8 +100,8 @@ class PiiStream:
         return reading.raw_of(last)
 
     @property
-    def blocks_to(self) -> int:
-        return self.found_to if self._blocks else self._reading.raw_end
+    def blocks_from(self) -> int:
+        return self.found_to + 1 if self._blocks else self._reading.raw_end
 
     @property
     def live_from(self) -> int:

@@ -71,7 +71,8 @@ class Verdicts:
 class StreamTrack(Protocol):
     """Finds matches in a stream. All offsets are raw.
 
-    `found_to`: every match that ends up to here was found. `blocks_to`: the same for matches that block.
+    `found_to`: every match that ends up to here was found. `blocks_from`: no match that blocks and was not
+    found ends before this.
     `live_from`: where the earliest match begins that may come and would change what leaves;
     `live_from_closed` counts rules that fail closed only. Both are the length of the text if there is none.
     """
@@ -79,7 +80,7 @@ class StreamTrack(Protocol):
     @property
     def found_to(self) -> int: ...
     @property
-    def blocks_to(self) -> int: ...
+    def blocks_from(self) -> int: ...
     @property
     def live_from(self) -> int: ...
     @property
@@ -212,9 +213,9 @@ class Settling:
         if verdicts.block is not None:
             certain_to = verdicts.block.raw_end
         else:
-            certain_to = min([track.blocks_to for track in tracks])
+            certain_to = min([track.blocks_from for track in tracks])
             if not self.is_idle:
-                ends = [found.raw_end - 1 for found in self.open if found.rule.blocks]
+                ends = [found.raw_end for found in self.open if found.rule.blocks]
                 ends += [found.raw_end for found in verdicts.waiting if found.rule.blocks]
                 certain_to = min([certain_to, *ends])
         self.written += [found for found in self.unwritten if found.raw_end <= certain_to]

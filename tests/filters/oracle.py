@@ -182,7 +182,7 @@ def num_held(raw: str, rules: Sequence[Rule]) -> int:
     # A block whose turn has not come, and what a block would undo that ends before it.
     starts += [text.span(match)[0] for match in certain if is_block(match)]
     for match in certain:
-        before = [text.span(m)[1] <= text.span(match)[1] for m in waiting if is_block(m)]
+        before = [text.span(m)[1] < text.span(match)[1] for m in waiting if is_block(m)]
         before += [text.span(m)[1] < text.span(match)[1] for m in certain if is_block(m)]
         if any(before):
             starts.append(text.span(match)[0])

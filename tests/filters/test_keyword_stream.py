@@ -40,7 +40,7 @@ def test_read_of_nothing_folded_moves_the_raw_end_only() -> None:
 def test_read_finds_a_word_with_the_character_after_it() -> None:
     stream = stream_of(mask("ass", whole_word=True))
     assert stream.read("ass", range(3), 3) == 0
-    assert (found(stream), stream.found_to, stream.blocks_to) == ([], 2, 3)
+    assert (found(stream), stream.found_to, stream.blocks_from) == ([], 2, 3)
     assert stream.read(".", [3], 4) == 4
     assert found(stream) == [(0, 3, "m")]
     stream.read("classassess", range(4, 15), 15)

@@ -93,7 +93,7 @@ def test_found_to_is_as_far_as_no_match_can_end() -> None:
     assert [stream.found_to for stream in window.streams] == [16, 15, 7]
     window = window_of("email")
     window.read("bob@b.com", [], 9)
-    assert [(stream.found_to, stream.blocks_to) for stream in window.streams] == [(5, 9)]
+    assert [(stream.found_to, stream.blocks_from) for stream in window.streams] == [(5, 9)]
 
 
 def test_finish_finds_what_there_is_and_the_number_may_go_on() -> None:

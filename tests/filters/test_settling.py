@@ -20,7 +20,7 @@ class Track:
     """Says what it is told."""
 
     def __init__(self, found_to: int, number: int = 0) -> None:
-        self.found_to = self.blocks_to = self.live_from = self.live_from_closed = found_to
+        self.found_to = self.blocks_from = self.live_from = self.live_from_closed = found_to
         self.number = number
         self.phrases: dict[str, tuple[int, int]] = {}  # folded and raw starts by rule
 
@@ -101,11 +101,21 @@ def test_settle_writes_what_no_block_can_precede_and_waits_for_the_rest() -> Non
     assert (settling.written, settling.unwritten) == ([], [])  # it ends after the block
 
 
+def test_settle_writes_what_ends_with_an_undecided_block() -> None:
+    match, blocking = found(0, 4, MASK), found(2, 4, BLOCK)
+    track = Track(20)
+    track.phrases["b"] = (1, 1)
+    settling = settling_of(match, blocking)
+    settling.phrase_tracks = [track]
+    assert (settling.settle([track]), settling.written) == ([], [match])
+    assert settling.border(9) == 2
+
+
 def test_settle_writes_before_a_track_that_cannot_block_has_found_all() -> None:
     match = found(0, 6, MASK)
     settling = settling_of(match)
     late = Track(3)
-    late.blocks_to = 20
+    late.blocks_from = 20
     assert (settling.settle([Track(20), late]), settling.written) == ([], [match])
     assert (settling.border(9), settling.is_idle) == (9, False)
     late.found_to = 6
