@@ -52,6 +52,9 @@ def report_stages(report: Report, model: ModelText, rules: RulesFor, num_tokens:
         passes |= _json_stages(rules(rules.main), say_json(model, language, num_tokens))
         for name, runs in in_turn(passes, num_runs).items():
             report.add(f"{name}_{language}_us", runs, "us")
+        for num_rules in rules.counts:
+            num_hits = _num_hits(rules(num_rules), hits) * 1000 / num_tokens
+            report.add(f"hits_{num_rules}_rules_{language}", num_hits, "in 1,000 tokens")
     worst_us = max(report.metrics[f"stage_keywords_{rules.main}_{language}_us"] for language in PROSE)
     report.goal("filter_5k_us_per_token", worst_us, 1.2, "us")
 
@@ -84,6 +87,13 @@ def _filters(rules: RulesFor, spoken: Spoken, hits: Spoken) -> dict[str, Pass]:
 
 def _filter(rules: CompiledRules, spoken: Spoken) -> Pass:
     return feeding(lambda: stream(rules).feed, spoken.pieces)
+
+
+def _num_hits(rules: CompiledRules, spoken: Spoken) -> int:
+    text_filter = stream(rules)
+    for piece in spoken.pieces:
+        text_filter.feed(piece)
+    return len(text_filter.hits)
 
 
 def _json_stages(rules: CompiledRules, spoken: Spoken) -> Mapping[str, Pass]:
