@@ -29,10 +29,18 @@ def reference(text: str, stops: list[str], include: bool) -> tuple[str, str | No
     return text, None
 
 
-def shortest_hold(text: str, stops: list[str]) -> int:
-    """Characters of the longest suffix that is a proper prefix of a stop string."""
-    held = [size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size])]
-    return max(held, default=0)
+def shortest_hold(text: str, stops: list[str], num_exempt: int = 0, is_exempt: bool = False) -> int:
+    """Characters at the end that some next text would cut off: found by trying all ends of all stops.
+
+    `num_exempt` characters can complete no stop; with `is_exempt` any number of the next ones may not either.
+    """
+    ends = [stop[size:] for stop in stops for size in range(len(stop))]
+    texts = [
+        late_reference(text + end, stops, len(text) + more if is_exempt else num_exempt)
+        for end in ends
+        for more in range(len(end) + 1 if is_exempt else 1)
+    ]
+    return max(0, *(len(text) - len(each) for each in texts))
 
 
 def random_case(rng: random.Random) -> tuple[str, list[str]]:
@@ -53,18 +61,36 @@ def test_every_split_gives_the_reference() -> None:
                 assert matcher.released == len(expected[0])
 
 
-def test_hold_is_the_shortest_possible() -> None:
+@pytest.mark.parametrize("include", [False, True])
+def test_hold_is_the_shortest_possible(include: bool) -> None:
     rng = random.Random(2)
     for _ in range(500):
         text, stops = random_case(rng)
-        matcher, shown, seen = StopMatcher(stops), "", ""
+        matcher, shown, seen = StopMatcher(stops, include), "", ""
         for piece in random_split(text, rng):
             seen += piece
             shown += matcher.feed(piece)
             if matcher.matched is not None:
                 break
-            assert len(seen) - len(shown) == shortest_hold(seen, stops), (stops, seen)
+            expected = 0 if include else shortest_hold(seen, stops)
+            assert len(seen) - len(shown) == expected, (stops, seen)
             assert matcher.released == len(shown)
+
+
+def test_hold_is_the_shortest_possible_with_min_tokens() -> None:
+    rng = random.Random(5)
+    for _ in range(500):
+        text, stops = random_case(rng)
+        min_tokens = rng.randint(1, 3)
+        matcher, shown, seen, num_exempt = StopMatcher(stops, min_tokens=min_tokens), "", "", 0
+        for number, piece in enumerate(random_split(text, rng), 1):
+            seen += piece
+            num_exempt = len(seen) if number <= min_tokens else num_exempt
+            shown += matcher.feed(piece)
+            if matcher.matched is not None:
+                break
+            expected = shortest_hold(seen, stops, num_exempt, number < min_tokens)
+            assert len(seen) - len(shown) == expected, (stops, seen, min_tokens)
 
 
 def test_text_before_min_tokens_completes_no_stop_but_may_begin_one() -> None:
@@ -114,6 +140,50 @@ def test_of_two_that_complete_together_the_first_in_the_list_wins() -> None:
         matcher = StopMatcher(stops)
         assert run(matcher, ["x敏", "感词y"]) == shown
         assert matcher.matched == stops[0]
+
+
+def test_of_overlapping_stops_the_one_that_completes_first_wins() -> None:
+    for stops, matched, shown in (
+        (["abcd", "bc"], "bc", "xa"),
+        (["bcd", "abc"], "abc", "x"),
+        (["c", "abc"], "c", "xab"),
+        (["abc", "c"], "abc", "x"),
+    ):
+        for pieces in (["xabcd"], ["xa", "b", "cd"], [*"xabcd"]):
+            matcher = StopMatcher(stops)
+            assert (run(matcher, pieces), matcher.matched) == (shown, matched)
+
+
+def test_beginning_of_a_denied_word_before_a_stop_leaves_alone() -> None:
+    """The filter after this sees text that ends there: its hold on the first character ends with the text."""
+    matcher = StopMatcher(["感词"])
+    assert [matcher.feed("敏"), matcher.feed("感"), matcher.feed("词")] == ["敏", "", ""]
+    assert matcher.matched == "感词"
+
+
+def test_stop_that_another_always_forestalls_holds_nothing() -> None:
+    assert StopMatcher(["baac", "aa"]).feed("xb") == "xb"
+    assert StopMatcher(["c", "abc"]).feed("xab") == "xab"
+    late = StopMatcher(["baac", "aa"], min_tokens=2)
+    assert [late.feed("b"), late.feed("aa"), late.feed("c")] == ["", "", ""]
+    assert late.matched == "baac"
+
+
+def test_stop_that_stays_in_the_text_is_never_held() -> None:
+    matcher = StopMatcher(["STOP"], include=True)
+    assert [matcher.feed("ok ST"), matcher.feed("O"), matcher.feed("P tail")] == ["ok ST", "O", "P"]
+    assert matcher.matched == "STOP"
+
+
+def test_matcher_for_another_choice_begins_anew() -> None:
+    first = StopMatcher(["STOP", "TO"], min_tokens=1)
+    first.feed("STO")
+    first.feed("P")
+    assert first.matched == "STOP"
+    second = first.fresh()
+    assert (second.num_exempt_tokens, second.released, second.matched) == (1, 0, None)
+    assert [second.feed("STO"), second.feed("x"), second.feed("aTOb")] == ["", "STOx", "a"]
+    assert first.matched == "STOP"
 
 
 def test_match_is_exact_and_unfolded() -> None:
