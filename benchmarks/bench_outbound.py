@@ -1,12 +1,26 @@
 """What a token costs after the engine: every stage, the whole way out, and what the filter holds back.
 
-TODO
+An answer of prose in English and Chinese is fed token by token, as the engine brings it, from ids to events,
+through rules of one denied word each: none, 500, 5,000 and 50,000 (`outbound_rules.py`), with whole words and
+allow phrases, with and without personal data, with and without hits. CPU time of the calling thread.
+
+Verdict, with 5,000 rules: 2.5 us from an id to an event, as much at 16k tokens as at 1k; 0.9 of it is the
+filter. Rules for personal data cost 4 us more, of which 1.5 is what the keywords take longer beside them. The
+filter holds 0.8 characters in Chinese and 2.1 in English, 10 and 9 ms at 50 tokens a second; with an email
+rule it holds 3.9 in English. Parsers of reasoning and tools (`--parsers`, vLLM's) cost 4 us.
+
+The losers. A fixed window of the longest pattern (20 characters): it holds 25 times as many characters in
+Chinese and 10 times in English, text leaves 250 and 90 ms later, and the filter costs 4 and 2.7 times as
+much. pyahocorasick with every prefix as a word holds what ours holds, and costs 1.5 (Chinese) and 2.2
+(English) times as much, 1.25 and 1.7 times in the whole way out; it takes an eighth of the memory (3 MiB
+instead of 22), which a process has once.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import Final
 
 from benchmarks.inbound_chats import load_model
 from benchmarks.outbound_chain import report_rivals, report_whole
@@ -17,7 +31,7 @@ from benchmarks.report import Report, open_report, parser
 from gateway.server import settle_memory
 from pipeline.model_text import ModelText
 
-NUM_TOKENS = 4000
+NUM_TOKENS: Final = 4000
 
 
 def report_way_out(report: Report, model: ModelText, rules: RulesFor, is_quick: bool) -> None:

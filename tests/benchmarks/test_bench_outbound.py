@@ -27,6 +27,7 @@ DENSE = RuleSet(
         Rule("ab", ("ab",), "mask", replacement="*"),
         Rule("bca", ("bca", "cab a"), "mask", replacement="*", allow=("abca", "bcab")),
         Rule("ac", ("ac", "cc"), "mask", replacement="#", whole_word=True, allow=("ac ac",)),
+        Rule("da", ("da", "ddb"), "mask", replacement="*", whole_word=True),
         Rule("中a", ("中a", "a中"), "mask", replacement="*", whole_word=True, allow=("b中a",)),
     )
 )
@@ -84,7 +85,7 @@ def test_prefixes_hold_what_ours_holds() -> None:
 def dense_texts(num_texts: int = 300) -> Iterator[list[str]]:
     rng = random.Random(1)
     for _ in range(num_texts):
-        yield ["".join(rng.choices("aaabbcc 中", k=rng.randint(1, 3))) for _ in range(rng.randint(1, 12))]
+        yield ["".join(rng.choices("aaabbccdd 中", k=rng.randint(1, 3))) for _ in range(rng.randint(1, 12))]
 
 
 def test_rivals_refuse_what_they_cannot_do() -> None:
