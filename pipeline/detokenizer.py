@@ -214,6 +214,10 @@ class MidTextDetokenizer:
             text = self._texts[ids[0]]
             if text is not None:
                 return text
+        elif self._is_direct:
+            texts = [text for token_id in ids if (text := self._texts[token_id]) is not None]
+            if len(texts) == len(ids):
+                return "".join(texts)
         return "".join([piece.text for piece in self.pieces(ids)])
 
     def pieces(self, ids: list[int]) -> list[Piece]:
