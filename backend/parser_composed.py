@@ -22,6 +22,7 @@ class ComposedParser:
     __slots__ = (
         "_content",
         "_feed",
+        "_has_failed",
         "_ids",
         "_max_calls",
         "_problems",
@@ -46,25 +47,26 @@ class ComposedParser:
         self._ids: list[int] = []
         self._reasoning: list[str] = []  # that has left
         self._content: list[str] = []
-        self._unread: list[str] | None = None  # since vLLM's parser has failed
+        self._unread: list[str] = []  # that gave nothing yet: markup, calls, and all since a failure
+        self._has_failed = False
 
     def feed(self, text: str, ids: Sequence[int]) -> Sequence[Fragment]:
         """See `OutputParser`."""
         self._texts.append(text)
         self._ids += ids
-        if self._unread is not None:
+        if self._has_failed:
             self._unread.append(text)
             return NOTHING
         return self._step(text, list(ids), False)
 
     def finish(self) -> Sequence[Fragment]:
         """See `OutputParser`."""
-        last = self._step("", [], True) if self._unread is None else NOTHING
+        last = NOTHING if self._has_failed else self._step("", [], True)
         try:
             reasoning, whole = self._whole("".join(self._texts), self._ids)
         except Exception:  # whatever vLLM's parsers raise
             self._problems["whole_parse_raised"] += 1
-            return (*last, *self._note(("", "".join(self._unread or ()))))
+            return (*last, *self._note(("", "".join(self._unread))))
         more_reasoning = beyond("".join(self._reasoning), reasoning, self._problems)
         more_content = beyond("".join(self._content), whole.content, self._problems)
         return (
@@ -78,9 +80,13 @@ class ComposedParser:
             delta = self._feed(text, ids, finished)
         except Exception:  # whatever vLLM's parsers raise
             self._problems["stream_raised"] += 1
-            self._unread = [text]
+            self._has_failed = True
+            self._unread.append(text)
             return NOTHING
-        return NOTHING if delta is None else self._note((delta.reasoning, delta.content))
+        fragments = NOTHING if delta is None else self._note((delta.reasoning, delta.content))
+        if not fragments:
+            self._unread.append(text)
+        return fragments
 
     def _note(self, pieces: tuple[str | None, str | None]) -> Sequence[Fragment]:
         reasoning, content = pieces

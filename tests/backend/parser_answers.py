@@ -1,0 +1,244 @@
+"""Answers as models of several families write them, by the name of vLLM's parser that reads them.
+
+Each family has: one call, parallel calls, a call after content, content only, empty arguments, nested ones,
+arrays, numbers, other scripts and emoji, escapes, strings that look like markup, an answer cut short, broken
+markup, and text that looks like a call and is none.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from tests.pipeline.small_tokenizers import WORDS
+
+TOOLS: Final[Sequence[dict[str, Any]]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "where": {"type": "object"},
+                    "list": {"type": "array"},
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+ARGUMENTS: Final[Sequence[dict[str, Any]]] = [
+    {"city": "Paris"},
+    {},
+    {"city": 'São\n"Paulo" \\ 🎉 👩‍👩‍👧 {x} 你好', "days": 3, "where": {"a": [1, {"b": None}]}},
+    {"list": [1.5, -2, True, False, "x", [], {}], "days": 12},
+    {"city": "a } b ] c </b> <tool", "where": {"{": "}"}},
+]
+
+
+class Answer(NamedTuple):
+    """A model's text. `content`: what ours must have, where that is on purpose not what vLLM has."""
+
+    text: str
+    content: str | None = None
+    reason: str = ""  # why not
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def hermes(name: str, arguments: dict[str, Any]) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {_text(arguments)}}}\n</tool_call>'
+
+
+def qwen3(name: str, arguments: dict[str, Any]) -> str:
+    values = {key: value if isinstance(value, str) else _text(value) for key, value in arguments.items()}
+    pieces = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()]
+    return f"<tool_call>\n<function={name}>\n{''.join(pieces)}</function>\n</tool_call>"
+
+
+def llama3(name: str, arguments: dict[str, Any]) -> str:
+    return f'{{"name": "{name}", "parameters": {_text(arguments)}}}'
+
+
+def deepseek_v3(name: str, arguments: dict[str, Any]) -> str:
+    block = f"```json\n{_text(arguments)}\n```"
+    return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n{block}<｜tool▁call▁end｜>"
+
+
+def deepseek_v31(name: str, arguments: dict[str, Any]) -> str:
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_text(arguments)}<｜tool▁call▁end｜>"
+
+
+def mistral(name: str, arguments: dict[str, Any]) -> str:
+    return f"[TOOL_CALLS]{name}[ARGS]{_text(arguments)}"
+
+
+def old_mistral(name: str, arguments: dict[str, Any]) -> str:
+    return f'{{"name": "{name}", "arguments": {_text(arguments)}}}'
+
+
+def python(name: str, arguments: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+Write = Callable[[str, dict[str, Any]], str]
+
+
+class Family(NamedTuple):
+    """How one parser's models write: one call, and several around it."""
+
+    write: Write
+    begin: str = ""
+    between: str = "\n"
+    end: str = ""
+    broken: Sequence[Answer] = ()
+    only_first: bool = False  # calls come first or not at all
+    drops_blanks: bool = False  # vLLM drops white space around the content where calls follow
+
+    def calls(self, *calls: str) -> str:
+        return self.begin + self.between.join(calls) + self.end
+
+    def answers(self) -> list[Answer]:
+        calls = [self.write("get_weather", arguments) for arguments in ARGUMENTS]
+        long = self.calls(calls[2], calls[3])
+        texts = [*map(self.calls, calls), self.calls(self.write("now", {})), long, *self._cuts(long)]
+        if not self.only_first:
+            texts += [f"Let me look.\n\n{long}", f" \n{self.calls(calls[0])}", f"One: {long}\n"]
+        return [*map(Answer, [*texts, *PLAIN]), *self.broken]
+
+    def _cuts(self, text: str) -> list[str]:
+        """As `max_tokens` leaves it."""
+        return [text[: len(text) * tenths // 10] for tenths in (1, 3, 5, 7, 9)]
+
+
+PLAIN: Final = (
+    "",
+    " \n",
+    "Plain text, 你好 🎉.\n\n* a\n* b\n",
+    "if (a < b) { return [x](y); }\n<b>bold</b> <tool_",
+    'JSON: {"a": 1, "b": [2]} and {"name": "x"}.',
+    "Use <tool_call> to call, or [TOOL, or <function now.",
+)
+_LLAMA_LEFT: Final = "content has left before the call that the whole parse finds in the middle of a text"
+FAMILIES: Final[dict[str, Family]] = {
+    "hermes": Family(
+        hermes,
+        broken=[
+            Answer('<tool_call>{"name": "now"}</tool_call> text'),
+            Answer('<tool_call>{"name": "now", "arguments": {}, }</tool_call>'),
+            Answer(hermes("now", {}) + "\n" + hermes("now", {})[:-14] + "{</tool_call> text"),
+            Answer(hermes("get_weather", {"city": "</tool_call>"})),
+            Answer(hermes("now", {}) + " text"),
+            Answer("<tool_call>now</tool_call> text"),
+        ],
+    ),
+    "qwen3_coder": Family(
+        qwen3,
+        drops_blanks=True,
+        broken=[
+            Answer("<tool_call>\nnow</tool_call> text"),
+            Answer("<function=now>\n</function> text"),
+            Answer(qwen3("unknown", {"days": 1})),
+            Answer(qwen3("now", {}) + "\nand then\n" + qwen3("now", {}) + " text"),
+            Answer(qwen3("get_weather", {"days": "many", "list": "no", "city": "\n\nx\n\n"})),
+        ],
+    ),
+    "llama3_json": Family(
+        llama3,
+        between="; ",
+        only_first=True,
+        broken=[
+            Answer(f"Sure: {llama3('now', {})}", "Sure: ", _LLAMA_LEFT),
+            Answer(f"<|python_tag|>{llama3('now', {})}", "<|python_tag|>", _LLAMA_LEFT),
+            Answer('{"name": "now"} text'),
+            Answer('{"name": "now", "parameters": {"a": "\n"}} text'),
+            Answer(llama3("now", {}) + " {text}"),
+            Answer('{"name": "now", "arguments": {"a": "\\"}"}}'),
+        ],
+    ),
+    "deepseek_v3": Family(
+        deepseek_v3,
+        "<｜tool▁calls▁begin｜>",
+        "\n",
+        "<｜tool▁calls▁end｜>",
+        broken=[Answer("a <｜tool▁calls▁begin｜> text"), Answer("a <｜tool▁call▁begin｜> text")],
+    ),
+    "deepseek_v31": Family(
+        deepseek_v31,
+        "<｜tool▁calls▁begin｜>",
+        "",
+        "<｜tool▁calls▁end｜>",
+        broken=[Answer("a <｜tool▁calls▁begin｜> text"), Answer("a <｜tool▁call▁begin｜> text")],
+    ),
+    "mistral": Family(
+        mistral,
+        between="",
+        drops_blanks=True,
+        broken=[
+            Answer("[TOOL_CALLS]now{} text"),
+            Answer("[TOOL_CALLS]now text"),
+            Answer("[TOOL_CALLS]{}"),
+            Answer('[TOOL_CALLS]get_weather{"city": "[TOOL_CALLS]"}'),
+        ],
+    ),
+    "pythonic": Family(
+        python,
+        "[",
+        ", ",
+        "]",
+        only_first=True,
+        broken=[
+            Answer("[now(1)] text"),
+            Answer("[now(1)]"),
+            Answer("[a.now(b=1)]"),
+            Answer("[now(), get_weather(city='x'), a.b(c=1)]"),
+            Answer("[get_weather(city = 'x')]"),
+            Answer("[get_weather( city='x')]"),
+            Answer("[ now()]"),
+            Answer("[get_weather(city='x')]\ntext"),
+            Answer("[get_weather(city=x)]"),
+            Answer("[get_weather(city='x' 'y',\n days=-3)]"),
+            Answer("[now()](a link)"),
+        ],
+    ),
+}
+FAMILIES["llama4_json"] = FAMILIES["llama3_json"]
+FAMILIES["llama4_pythonic"] = FAMILIES["pythonic"]._replace(
+    broken=[
+        *FAMILIES["pythonic"].broken,
+        Answer("<|python_start|>[get_weather(city='x')]<|python_end|>"),
+        Answer("<|python_start|>text"),
+    ]
+)
+FAMILIES["qwen3_xml"] = FAMILIES["qwen3_coder"]
+# Mistral's tokenizers before version 11 have no [ARGS].
+OLD_MISTRAL: Final = Family(
+    old_mistral,
+    "[TOOL_CALLS] [",
+    ", ",
+    "]",
+    broken=[Answer("[TOOL_CALLS] now"), Answer("[TOOL_CALLS] [{}]"), Answer("[TOOL_CALLS] [1] text")],
+)
+
+
+def random_arguments(rng: random.Random) -> dict[str, Any]:
+    """Any JSON object, of words of many scripts and characters that mean something to some parser."""
+    return {f"k{number}": _value(rng, 0) for number in range(rng.randint(0, 4))}
+
+
+def _value(rng: random.Random, depth: int) -> Any:
+    kind = rng.randint(0, 6 if depth < 3 else 4)
+    if kind == 5:
+        return [_value(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+    if kind == 6:
+        return {f"n{number}": _value(rng, depth + 1) for number in range(rng.randint(0, 3))}
+    marks = ['"', "\\", "}", "{", "]", "<", ">", "\n", "'", "</", "(", "=", ", "]
+    string = "".join(rng.choice([*WORDS, *marks]) for _ in range(rng.randint(0, 6)))
+    return [None, rng.choice([True, False]), rng.randint(-999, 999), rng.uniform(-9, 9), string][kind]
