@@ -14,6 +14,7 @@ Not here: which strings are control strings (`controls.py`), and control tokens 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -44,6 +45,7 @@ class ControlAutomaton:
                 minimal.append(text)
         self.table = Automaton(minimal)
         self.starts = frozenset(text[0] for text in minimal)
+        self.find_start = re.compile("|".join(map(re.escape, sorted(self.starts))) or "(?!)").search
         self.sizes = tuple(map(len, minimal))
 
 
@@ -101,7 +103,19 @@ class ControlDropper:
         out: list[str] = []
         stack, table = self._stack, self._automaton.table
         step, outputs, depths = table.step, table.outputs, table.depth
-        for char in text:
+        find_start, at = self._automaton.find_start, 0
+        while at < len(text):
+            if not stack and not self._state_before:
+                found = find_start(text, at)
+                end = len(text) if found is None else found.start()
+                if end > at:
+                    out.append(text[at:end])
+                    self._start += end - at
+                    self.num_read += end - at
+                    at = end
+                    continue
+            char = text[at]
+            at += 1
             state = step(stack[-1][1] if stack else self._state_before, char)
             if outputs[state]:
                 self._drop(self._automaton.sizes[outputs[state][0]])
