@@ -17,6 +17,7 @@ from tests.processes import Process, answers, free_port, headrace
 
 ENGINE_START_S = 110.0  # the engine takes 7 s on two idle cores, and the machine may be busy
 START_S = 30.0
+PARSERS_START_S = 90.0  # of a gateway with vLLM's parsers, whose import takes 5 s alone on the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def start_gateway(
     name: str = "gateway",
     env: Mapping[str, str] | None = None,
     until_ready: bool = True,
+    limit_s: float = START_S,
 ) -> Iterator[Gateway]:
     """`headrace gateway ARGS` on a free port, ready; with `until_ready=False` as soon as it is alive."""
     port = free_port()
@@ -115,7 +117,7 @@ def start_gateway(
     command = headrace("gateway", "--host", "127.0.0.1", "--port", str(port), *links, *args)
     path = "/ready" if until_ready else "/health"
     with running(Process(name, command, folder / f"{name}.log", env)) as process:
-        process.wait_until(lambda: answers(port, path) == 200, START_S, f"answering {path}")
+        process.wait_until(lambda: answers(port, path) == 200, limit_s, f"answering {path}")
         # Of several processes one answers before the others listen; this is said when all of them do.
         process.wait_until(lambda: "listening on" in process.log_text(), START_S, "listening")
         yield Gateway(process, port)
