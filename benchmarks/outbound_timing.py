@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from benchmarks.outbound_texts import Spoken
 from pipeline.model_text import ModelText
 from pipeline.outbound import Outbound
-from pipeline.outbound_plan import OutboundPlan, OutputRules
+from pipeline.outbound_plan import OutboundPlan, OutputRules, stop_matcher
 from pipeline.values import EngineCall, Generation, Prompt
 
 Token = TypeVar("Token", str, list[int])
@@ -88,9 +88,11 @@ class Way:
         escape: Callable[[str], str] | None = None,
     ) -> OutboundPlan:
         """As the gateway makes it for a chat without tools."""
+        generation = Generation({}, stop=tuple(stops))
         return OutboundPlan(
             vocabulary=self._model.vocabulary,
-            generation=Generation({}, stop=tuple(stops)),
+            generation=generation,
+            stops=stop_matcher(generation),
             rules=lambda channel: rules,
             controls=self._model.controls,
             escape=escape,

@@ -12,7 +12,7 @@ from filters.escaping import escape_function
 from gateway.compiled_schemas import compiled
 from gateway.models import Model
 from gateway.rules_version import RulesVersion
-from pipeline.outbound_plan import OutboundPlan
+from pipeline.outbound_plan import OutboundPlan, stop_matcher
 from pipeline.ports import OutputParser, OutputParsers
 from pipeline.tool_choice import FORCED, check_tool_choice, open_parser
 from pipeline.values import ChatRequest, CompletionRequest, EngineCall
@@ -70,6 +70,7 @@ class WayOut:
         return OutboundPlan(
             vocabulary=model.text.vocabulary,
             generation=generation,
+            stops=stop_matcher(generation),
             rules=rules.output_for,
             controls=model.text.controls if generation.skip_special_tokens else None,
             open_parser=None if chat is None else _open_parser(parsers, chat),

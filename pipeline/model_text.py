@@ -85,7 +85,7 @@ class ModelText:
             tokenizer=tokenizer,
             encoder=encoder,
             controls=ControlAutomaton(controls),
-            vocabulary=Vocabulary(tokenizer),
+            vocabulary=Vocabulary(tokenizer, controls.id_set),
             chat_template=templates.get("default"),
             tool_template=templates.get("tool_use"),
             is_segmentable=all(is_segmentable(template, encoder) for template in templates.values()),

@@ -63,7 +63,7 @@ class Outbound:
         self._stops = stops
         self._hides_stop = not include_stop
         self._queue = queue
-        self._is_plain = stops is None and not channels.has_parser
+        self._is_plain = not channels.has_parser and (stops is None or not stops.num_exempt_tokens)
         self._units: deque[tuple[str, Sequence[int]]] = deque()  # the stop matcher holds a part of their text
         self._num_free = 0  # characters of them that it does not
         self._entries: deque[TokenLogprobs] = deque()  # of ids that are not yet whole characters
@@ -79,13 +79,17 @@ class Outbound:
     ) -> Sequence[Event]:
         """What may leave now. `finish`, `stop` and `logprobs` as in `pipeline.ports.Sink.tokens`."""
         if finish is None and logprobs is None and self._is_plain and self.finish is None:
-            content = self._content  # the token path
-            text = content.feed(self._detokenizer.feed(ids))
-            if not content.needs_look:
+            content, stops = self._content, self._stops  # the token path
+            text = self._detokenizer.feed(ids)
+            if stops is not None:
+                text = stops.feed(text, len(ids))
+            text = content.feed(text)
+            if not content.needs_look and (stops is None or stops.matched is None):
                 return (TextDelta(CONTENT, text),) if text else NOTHING
             self._channels.add_content(text)
-            if self._channels.is_over:
-                self._close("stop", None)
+            self._end_if_over()
+            if stops is not None and stops.matched is not None:
+                self._close("stop", stops.matched)
             return self._channels.take_events()
         assert self.finish is None, "fed after its end"
         if finish == "stop" and self._hides_stop:
@@ -100,8 +104,7 @@ class Outbound:
     def expire(self) -> Sequence[Event]:
         """Text was held for longer than its limit: what the filter's policy lets go now."""
         self._channels.expire()
-        if self._channels.is_over:
-            self._close("stop", None)
+        self._end_if_over()
         return self._channels.take_events()
 
     def abandon(self) -> Sequence[Event]:
@@ -209,6 +212,10 @@ class Outbound:
 
     def _pass(self, text: str, ids: Sequence[int]) -> None:
         self._channels.feed(text, ids)
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        """A block or a failure has ended the text."""
         if self._channels.is_over:
             self._close("stop", None)
 

@@ -50,6 +50,7 @@ class OutboundPlan:
 
     vocabulary: Vocabulary
     generation: Generation
+    stops: StopMatcher | None
     rules: Callable[[str], OutputRules]
     controls: ControlAutomaton | None = None
     open_parser: Callable[[EngineCall], OutputParser | None] | None = None
@@ -78,8 +79,8 @@ class OutboundPlan:
         # Parsers read special tokens; what users see of them is dropped behind the parser.
         skips = generation.skip_special_tokens and parser is None
         detokenizer = open_detokenizer(self.vocabulary, skips, call.prompt.tokens)
-        include = generation.include_stop_str_in_output
-        return Outbound(detokenizer, channels, self._stops(), include, queue)
+        stops = None if self.stops is None else self.stops.fresh()
+        return Outbound(detokenizer, channels, stops, generation.include_stop_str_in_output, queue)
 
     def _open_channel(
         self, channel: str, check: AnswerCheck | None = None, queue: LogprobQueue | None = None
@@ -107,9 +108,10 @@ class OutboundPlan:
         rules = self.rules(CONTENT)
         return LogprobQueue(self.vocabulary.token_text, rules.completes if rules.is_active else None)
 
-    def _stops(self) -> StopMatcher | None:
-        generation = self.generation
-        if not generation.stop:
-            return None
-        include = generation.include_stop_str_in_output
-        return StopMatcher(generation.stop, include, generation.sampling.get("min_tokens", 0))
+
+def stop_matcher(generation: Generation) -> StopMatcher | None:
+    """What finds the stop strings of a request, made once for all its choices: up to 3 ms for the longest."""
+    if not generation.stop:
+        return None
+    include = generation.include_stop_str_in_output
+    return StopMatcher(generation.stop, include, generation.sampling.get("min_tokens", 0))

@@ -239,7 +239,7 @@ STOPPED: list[tuple[list[Rule], list[str], str, str]] = [
     ([block("黄片", allow=("黄片子",))], ["子"], "黄片|子", "|"),
     ([mask("stop")], ["stop"], "STOP|stop!", "****|"),
     ([mask("abc")], ["c🎉", "🎉"], "ab|c|🎉", "||ab"),
-    ([mask("abc")], ["🎉", "c🎉"], "ab|c|🎉", "||***"),
+    ([mask("abc")], ["🎉", "c🎉"], "ab|c|🎉", "|***|"),
 ]
 
 # Stop strings alone.
@@ -247,8 +247,8 @@ STOPS: list[tuple[list[str], str, str]] = [
     (["STOP"], "ok ST|OP tail", "ok |"),
     (["STOP"], "ok ST", "ok |ST"),
     (["ab"], "a|a|b", "|a|"),
-    (["abc", "b"], "a|b", "|a"),
-    (["abcd", "bc"], "a|bc", "|a"),
+    (["abc", "b"], "a|b", "a|"),  # `b` comes first: no text that follows could cut the `a` off
+    (["abcd", "bc"], "a|bc", "a|"),
     (["\n\n", "\n"], "x|\n|\ny", "x|"),
     (["停止"], "不停|停止", "不|停"),
     (["👨\u200d👩"], "👨|\u200d|👨\u200d👩", "||👨\u200d"),

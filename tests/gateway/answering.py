@@ -19,7 +19,7 @@ from gateway.record import RequestRecord
 from gateway.writers import JsonWriter, SseWriter, Writer
 from pipeline.errors import HeadraceError
 from pipeline.outbound import Outbound
-from pipeline.outbound_plan import OutboundPlan
+from pipeline.outbound_plan import OutboundPlan, stop_matcher
 from pipeline.ports import Sink
 from pipeline.values import (
     Delivery,
@@ -276,7 +276,9 @@ class Case:
 
     def _make(self, call: EngineCall) -> Outbound:
         generation = Generation({}, stop=tuple(self._stops), logprobs=0)
-        return OutboundPlan(vocabulary(), generation, lambda channel: self._rules).open(call)
+        return OutboundPlan(
+            vocabulary(), generation, stop_matcher(generation), lambda channel: self._rules
+        ).open(call)
 
     def _on_gone(self, reason: str) -> None:
         self.gone.append(reason)

@@ -23,6 +23,6 @@ def test_rules_check_tells_the_line_of_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rules.yaml"
-    path.write_text("- id: a\n  pii: email\n  action: block\n")
+    path.write_text("- id: a\n  pii: emails\n  action: block\n")
     assert main_rules({"file": str(path)}) == 1
-    assert "rules.yaml:2: pii works for what clients send so far" in capsys.readouterr().err
+    assert "rules.yaml:2: pii is 'emails'; it must be one of" in capsys.readouterr().err

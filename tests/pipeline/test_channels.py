@@ -15,7 +15,7 @@ from filters.stream import CompiledRules
 from pipeline.control_dropper import ControlAutomaton
 from pipeline.errors import InvalidAnswer
 from pipeline.events import CONTENT, REASONING, TOOL_ARGUMENTS, TOOL_NAME, Fragment, ToolCallDelta
-from pipeline.outbound_plan import OutboundPlan
+from pipeline.outbound_plan import OutboundPlan, stop_matcher
 from pipeline.values import AnswerFormat, EngineCall, Generation, Prompt, TokenLogprobs
 from tests.pipeline.said import Said
 from tests.pipeline.splits import splits
@@ -67,6 +67,7 @@ def opened(*rules: Rule, on_max_hold: str = "block", parser: Any = MarkParser, *
     plan = OutboundPlan(
         vocabulary(),
         generation,
+        stop_matcher(generation),
         by_channel.__getitem__,
         open_parser=open_parser,
         reads_reasoning=parser is not None,
