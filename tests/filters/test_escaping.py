@@ -92,6 +92,11 @@ def test_markdown_takes_backslashes_before_ascii_punctuation_only() -> None:
     assert re.sub(r"\\(.)", r"\1", escaped) == text
 
 
+def test_markdown_escapes_these_characters() -> None:
+    escaped = [char for char in map(chr, range(0x250)) if escape("markdown", char) != char]
+    assert "".join(escaped) == "!#$&()*+-.:<=>@[\\]^_`{|}~"
+
+
 def test_markdown_renders_as_the_text() -> None:
     rng = random.Random(3)
     for text in [*SAMPLES, *(random_text(rng) for _ in range(1500))]:

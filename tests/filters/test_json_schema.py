@@ -160,11 +160,15 @@ def test_lone_surrogate_is_one_character() -> None:
     assert check(r'"\\ud83d"', schema) == "the JSON does not fit the schema at /: maxLength"
 
 
-def test_references_that_double_the_work_end() -> None:
-    defs: dict[str, Any] = {
-        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(60)
-    }
-    schema = {"$defs": {**defs, "d60": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+@pytest.mark.parametrize("place", ["$defs", "$defs/const/$defs", "properties/enum/definitions"])
+def test_references_that_double_the_work_end(place: str) -> None:
+    refs = [{"$ref": f"#/{place}/d{i}"} for i in range(61)]
+    inner: dict[str, Any] = {f"d{i}": {"allOf": [refs[i + 1]] * 2} for i in range(60)}
+    inner["d60"] = {"type": "integer"}
+    schema: dict[str, Any] = inner
+    for name in reversed(place.split("/")):
+        schema = {name: schema}
+    schema["$ref"] = refs[0]["$ref"]
     assert check(1, schema) == "it takes too many steps to tell whether the JSON fits the schema"
 
 

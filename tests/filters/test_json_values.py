@@ -62,6 +62,7 @@ CASES = [
     ('[敏|感,"敏|感"]', ["[", '**,"', '**"]', ""]),
     (r"[NaN, '\u654f|\u611f\u0022\n\\u654f']", ["[NaN, '", r"**\u0022\n\\u654f']", ""]),
     ('{"a":1} {"敏|感":2}\n"敏|感" 敏|感', ['{"a":1} {"', '**":2}\n"', '**" ', "*", "*"]),
+    (r'[] ["\u0022敏|感"]"\n"', ['[] ["' + r"\"", '**"]' + r'"\n"', ""]),
     ("[138x|, tru|x]", ['[["\\x', ", tru", "x]", ""]),
     ('{"a":13|8', ['{"a":', "", r'"[\"\\"']),  # cut off
     (r'"敏|\u4', ['"', "", r"敏\u4"]),
@@ -228,6 +229,14 @@ def test_offsets_of_many_escapes_take_bounded_memory() -> None:
     value = stream._value
     assert value is not None
     assert len(value._decoded) < 5000
+
+
+def test_released_is_where_a_long_hold_begins() -> None:
+    """However many escapes are held, none of them is forgotten."""
+    rule = Rule("long", ("感" * 6000,), "mask", replacement="*")
+    stream = open_filter(rule, max_hold_chars=10_000)
+    stream.feed('["x' + r"\u611f" * 5500)
+    assert (stream.released, stream.held) == (3, 5500 * 6)
 
 
 def filtered(text: str, rules: CompiledRules) -> str:

@@ -162,6 +162,13 @@ def test_hold_is_bounded_and_nothing_leaves_even_then() -> None:
         assert shown.endswith("x")
 
 
+def test_text_that_had_to_leave_is_not_completed() -> None:
+    """All that was held is gone again, and the next would complete what has left."""
+    text = "<im/" * 100 + ">" * 100 + "x"
+    for pieces in ([text], list(text), [text[:400], text[400:464], text[464:]]):
+        assert run(dropper("<im/>"), pieces) == "<im/" * (100 - MAX_HELD_CHARS // 4) + "x"
+
+
 def test_bounded_hold_never_lets_a_control_string_out() -> None:
     rng = random.Random(4)
     for _ in range(20):
