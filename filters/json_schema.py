@@ -30,10 +30,12 @@ MAX_PROBLEM_CHARS: Final = 200
 MAX_DEPTH: Final = 256
 _MAX_NUMBER_CHARS: Final = 1000
 _MAX_PATTERN_BYTES: Final = 100_000  # of one compiled pattern
+_MAX_PATTERNS: Final = 500  # 0.2 ms each to compile, at worst
 _MAX_STEPS: Final = 100_000  # 1 us each
 _MAX_STEPS_TO_NAME: Final = 200  # 0.3 ms each at worst
 _STEP: Final = "x-headrace-step"
 _MAX_SCHEMA_DEPTH: Final = 100
+_MAX_SCHEMA_PARTS: Final = 10_000  # objects and lists; 10 us each to compile
 
 _REFS: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _DATA: Final = frozenset(("const", "default", "enum", "examples"))
@@ -90,8 +92,7 @@ def compile_schema(schema: object) -> Schema:
     """
     if not isinstance(schema, dict | bool):
         raise ValueError("the schema is neither an object nor a boolean")
-    if _depth(schema) > _MAX_SCHEMA_DEPTH:
-        raise ValueError(f"the schema is nested more than {_MAX_SCHEMA_DEPTH} levels deep")
+    _check_size(schema)
     try:
         _validator(schema, {})  # by itself first, for the places in messages
         return Schema(schema)
@@ -102,11 +103,23 @@ def compile_schema(schema: object) -> Schema:
         raise ValueError(f"the schema is wrong: {error}"[:MAX_PROBLEM_CHARS]) from None
 
 
+def _check_size(schema: Any) -> None:
+    """Raises `ValueError` for a schema that would take long to compile."""
+    depth, num_parts = _depth_and_parts(schema)
+    if depth > _MAX_SCHEMA_DEPTH:
+        raise ValueError(f"the schema is nested more than {_MAX_SCHEMA_DEPTH} levels deep")
+    if num_parts > _MAX_SCHEMA_PARTS:
+        raise ValueError(f"the schema has {num_parts} objects and lists; at most {_MAX_SCHEMA_PARTS} may be")
+    num_patterns = _num_patterns(schema)
+    if num_patterns > _MAX_PATTERNS:
+        raise ValueError(f"the schema has {num_patterns} patterns; at most {_MAX_PATTERNS} may be")
+
+
 def check_schema(text: str, schema: Schema) -> str | None:
     """What is wrong with a JSON text by this schema, in at most 200 characters; None if it fits."""
     try:
         value = _DECODER.decode(text)
-        if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        if text.count("[") + text.count("{") > MAX_DEPTH and _depth_and_parts(value)[0] > MAX_DEPTH:
             return f"the JSON is nested more than {MAX_DEPTH} levels deep"
     except _Unfit as unfit:
         return str(unfit)
@@ -226,14 +239,26 @@ def _property_names(schema: Any) -> Iterator[str]:
             yield from _property_names(value)
 
 
-def _depth(value: Any) -> int:
-    """How deep objects and lists are nested."""
-    depth, level = 0, [value]
+def _num_patterns(schema: Any) -> int:
+    """At least as many as there are regular expressions in a schema."""
+    if isinstance(schema, list):
+        return sum(map(_num_patterns, schema))
+    if not isinstance(schema, Mapping):
+        return 0
+    by_key = schema.get("patternProperties", ())
+    own = isinstance(schema.get("pattern"), str) + (len(by_key) if isinstance(by_key, Mapping) else 0)
+    return own + sum(map(_num_patterns, schema.values()))
+
+
+def _depth_and_parts(value: Any) -> tuple[int, int]:
+    """How deep objects and lists are nested, and how many there are."""
+    depth, num_parts, level = 0, 0, [value]
     while level:
         nested = [part for part in level if isinstance(part, dict | list)]
         depth += bool(nested)
+        num_parts += len(nested)
         level = [inner for part in nested for inner in (part.values() if isinstance(part, dict) else part)]
-    return depth
+    return depth, num_parts
 
 
 def _pointer(path: Iterable[str | int]) -> str:

@@ -108,6 +108,16 @@ def test_schema_that_does_not_compile_is_refused_in_words(schema: Any, words: st
     assert len(str(refusal.value)) <= MAX_PROBLEM_CHARS
 
 
+def test_schema_that_takes_long_to_compile_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 20002 objects and lists; at most 10000"):
+        compile_schema({"anyOf": [{"items": {}} for _ in range(10_000)]})
+    patterns = {"allOf": [{"pattern": f"{i}"} for i in range(300)]}
+    with pytest.raises(ValueError, match="has 600 patterns; at most 500"):
+        compile_schema({**patterns, "patternProperties": dict.fromkeys(map(str, range(300)), True)})
+    assert check("7", {"enum": [f"{i}" for i in range(30_000)]}) is not None  # a number
+    assert check('"7"', {"enum": [f"{i}" for i in range(30_000)]}) is None
+
+
 def test_deep_schema_is_refused() -> None:
     schema: dict[str, Any] = {}
     for _ in range(100_000):
