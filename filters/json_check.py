@@ -16,9 +16,7 @@ import re
 from typing import Final
 
 from filters import json_lexer as lexer
-from filters.json_schema import MAX_DEPTH, Schema, check_schema, compile_schema
-
-__all__ = ["JsonCheck", "Schema", "check_schema", "compile_schema"]
+from filters.json_schema import MAX_DEPTH
 
 _NOT_PLAIN: Final = re.compile('["\\\\\x00-\x1f]')
 # How many characters of an escape were read.
