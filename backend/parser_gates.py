@@ -245,10 +245,11 @@ class Markers:
 
     __slots__ = ("_pattern", "_starts")
 
-    def __init__(self, literals: Sequence[str]) -> None:
-        self._starts = frozenset(each[0] for each in literals if each)
-        beginnings = {each[:size] for each in literals for size in range(1, len(each))}
-        whole = "|".join(sorted(map(re.escape, filter(None, literals)), key=len, reverse=True))
+    def __init__(self, markers: Sequence[str], held: Sequence[str]) -> None:
+        """`held`: no markers, but a text that ends with the beginning of one of them is not plain either."""
+        self._starts = frozenset(each[0] for each in (*markers, *held) if each)
+        beginnings = {each[:size] for each in (*markers, *held) for size in range(1, len(each))}
+        whole = "|".join(sorted(map(re.escape, filter(None, markers)), key=len, reverse=True))
         self._pattern = re.compile(f"{whole}|(?:{'|'.join(map(re.escape, sorted(beginnings)))})\\Z")
 
     def touch(self, text: str) -> bool:

@@ -119,8 +119,9 @@ class EnginePart:
     """One of vLLM's streaming engines, fed with text alone, so that only the text counts and no chunking.
 
     A feed costs 8 us, most of it for objects made of the answer. So plain text goes past the engine while
-    that holds nothing, which is so when the last text came out as it went in. White space at the end of
-    reasoning never goes past it, for some engines drop it before the end.
+    that holds nothing. It does not when a plain text came out as it went in: of `[` that would say nothing,
+    for a `[` held before may have come out and this one be held. White space at the end of reasoning never
+    goes past it, for some engines drop it before the end.
     """
 
     __slots__ = ("_close", "_feed", "_last", "_markers")
@@ -129,16 +130,16 @@ class EnginePart:
         self._feed = feed
         self._close = close
         self._markers = markers
-        self._last: str | None = None  # the channel of the last text, if it came out as it went in
+        self._last: str | None = None  # while nothing is held: the channel that plain text is in
 
     def feed(self, text: str) -> Sequence[Fragment]:
         """See `ReasoningPart`. Raises whatever vLLM raises."""
         last = self._last
-        may_pass = last == CONTENT or not text[-1:].isspace()
-        if last is not None and may_pass and not self._markers.touch(text):
+        is_plain = not self._markers.touch(text) and (last == CONTENT or not text[-1:].isspace())
+        if is_plain and last is not None:
             return (Fragment(last, text),)
         fragments = self._convert(self._feed(text))
-        is_same = may_pass and len(fragments) == 1 and fragments[0].text == text
+        is_same = is_plain and len(fragments) == 1 and fragments[0].text == text
         self._last = fragments[0].channel if is_same else None
         return fragments
 

@@ -172,7 +172,7 @@ def text_markers(kit: Kit, adapter: Any) -> Markers | None:
         return kept[1]
     terminals = [terminal for state, terminal in config.transitions if state.name in _TEXT_STATES]
     literals = [each for terminal in terminals for each in _spellings(config, terminal)]
-    markers = Markers([*literals, *kit.tokenizer.all_special_tokens])
+    markers = Markers([*literals, *kit.tokenizer.all_special_tokens], list(config.terminal_literals))
     if len(kit.markers) < _MAX_KEPT:
         kit.markers[id(config)] = (config, markers)
     return markers

@@ -185,6 +185,7 @@ FAMILIES: Final[dict[str, Family]] = {
             Answer("[TOOL_CALLS]now{} text"),
             Answer("[TOOL_CALLS]now text"),
             Answer("[TOOL_CALLS]{}"),
+            Answer('[TOOL_CALLS]get_weather[ARGS]{"list": [[[1], [2]]]}[TOOL_CALLS]now[ARGS]{}'),
             Answer('[TOOL_CALLS]get_weather{"city": "[TOOL_CALLS]"}'),
         ],
     ),

@@ -190,6 +190,7 @@ def test_answers_are_what_vllms_whole_parse_makes_of_them(setup: Setup) -> None:
     for answer in setup.answers():
         ids = encode(setup.model, answer.text)
         check(setup, asked, answer, units(setup.model, [ids]))
+        check(setup, asked, answer, [(character, ()) for character in answer.text])
         check(setup, asked, answer, [(piece, ()) for piece in random_split(answer.text, rng) if piece])
     assert set(setup.parsers().problems) <= {"contradiction"}
 
@@ -223,11 +224,10 @@ def test_arguments_are_json(setup: Setup) -> None:
 @every_setup
 def test_answers_are_the_same_however_the_text_is_cut(setup: Setup) -> None:
     rng = random.Random(9)
-    for kind in ("auto", "none"):
-        asked = with_arguments(setup, kind)
-        for answer in setup.answers():
-            for split in splits(answer.text, rng):
-                check(setup, asked, answer, [(piece, ()) for piece in split if piece])
+    asked = with_arguments(setup)
+    for answer in setup.answers():
+        for split in splits(answer.text, rng):
+            check(setup, asked, answer, [(piece, ()) for piece in split if piece])
 
 
 @pytest.mark.long
@@ -241,7 +241,9 @@ def test_random_arguments_are_what_vllms_whole_parse_makes_of_them(setup: Setup)
         if setup.think:
             text = f"{setup.think[0]}Hm.{setup.think[1]}{text}"
         text = text[: rng.randint(1, len(text))] if rng.random() < 0.3 else text
-        check(setup, asked, Answer(text), units(setup.model, [encode(setup.model, text)]))
+        pieces = list(units(setup.model, [encode(setup.model, text)]))
+        text = "".join(piece for piece, _ in pieces)  # a tokenizer may have normalized it
+        check(setup, asked, Answer(text), pieces)
         check(setup, asked, Answer(text), [(piece, ()) for piece in random_split(text, rng) if piece])
 
 
@@ -424,31 +426,23 @@ def test_a_parser_that_cannot_be_made_leaves_content() -> None:
     assert loaded.problems == {"open_raised": 2}
 
 
-def test_what_a_model_says_is_not_logged() -> None:
+def test_what_a_model_says_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[logging.LogRecord] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             records.append(record)
 
-    keep = Keep()
-    loggers = [logging.getLogger(name) for name in ("", "vllm")]
-    for logger in loggers:
-        logger.addHandler(keep)
-    try:
-        for setup in SETUPS:
-            for text in (
-                '<tool_call>{"secret',
-                '{"name": 1, "parameters": {"secret"',
-                "[now(secret=1)",
-                "[TOOL_CALLS]secret",
-            ):
-                for name in ("secret(", text):
-                    setup.parsers().open(with_arguments(setup), ()).feed(name, ())
-                ours(setup.parsers(), with_arguments(setup), [(text, ())])
-    finally:
-        for logger in loggers:
-            logger.removeHandler(keep)
+    logger = logging.getLogger("vllm")
+    monkeypatch.setattr(logger, "handlers", [Keep()])
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    logger.setLevel(logging.DEBUG)  # forgets what loggers have kept of their parents' levels
+    asked = request()
+    for text in ("<tool_calls>[secret", '<tool_calls>[{"name": "now", "arguments": {"secret'):
+        ours(parsers("composed", "jamba"), asked, [(character, ()) for character in text])
+    for text in ("[now(secret=secret)]", "[(secret)()]", '[get_weather(city="secret", days=x.y)]'):
+        ours(parsers("llama4", "llama4_pythonic"), asked, [(text, ())])
+    logger.setLevel(logging.ERROR)
     assert not [record for record in records if "secret" in logging.Formatter().format(record)]
 
 
