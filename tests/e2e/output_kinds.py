@@ -147,10 +147,10 @@ _READ_BY_PARSERS: Final = [
     ),
     Kind(
         11,
-        f"<think>I look.</think>{_call('look', {'q': ['secret', 'é']})}\n{_call('ask', {'whisper': 1.5})}",
+        f"<think>I look!</think>{_call('look', {'q': ['secret', 'é']})}\n{_call('ask', {'whisper': 1.5})}",
         "",
         "tool_calls",
-        reasoning="I look.",
+        reasoning="I look!",
         calls=[("look", {"q": ["******", "é"]}), ("ask", {"[W]": 1.5})],
         fields={"tools": TOOLS},
         thinks=True,

@@ -39,6 +39,7 @@ ROME: Final = {"city": "Rome", "notes": ["a secret \u00e9", {"deep": "no whisper
 TWO_CALLS: Final = (
     f"<think>\nBoth.\n</think>\n\nI look.\n{call('weather', ROME)}\n{call('time', {'city': '北京'})}"
 )
+MAX_HOLD_S: Final = 0.5  # steps take 1 ms
 RESULT: Final = "sunny, 31 degrees"
 RULES: Final = [
     Keyword("thoughts", "secret", "mask", channels=("reasoning",)),
@@ -58,6 +59,8 @@ SCRIPT: Final = {
     "Say it at once": "Not one thought.",
     "It never ends": "<think>\nWhat if a secret",
     "A broken call": '<think>\n</think>Look: <tool_call>\n{"name": "weather", "arguments": {"a": "whisper, ',
+    # The beginning of a denied word, before a call that takes longer than text may be held.
+    "A long call": f"<think>Long.</think>Fine, whis{call('weather', {'city': 'Rome, ' * 600})}",
 }
 TOOLS: Final[list[dict[str, Any]]] = [
     {
@@ -117,12 +120,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     script.write_text(json.dumps(SCRIPT))
     rules.write_text(rules_file(RULES))
     parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--reasoning-content")
+    limits = ("--max-hold-s", str(MAX_HOLD_S))
     options = ("--script", str(script), "--reasoning-parser", "qwen3")
     with ExitStack() as started:
         worker = started.enter_context(stack.start_scripted(folder, tokenizer, *options))
         gateway = started.enter_context(
             stack.start_gateway(
-                folder, [worker], *parsers, "--rules", str(rules), limit_s=stack.PARSERS_START_S
+                folder, [worker], *parsers, *limits, "--rules", str(rules), limit_s=stack.PARSERS_START_S
             )
         )
         client = OpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=30.0, max_retries=0)
@@ -253,6 +257,18 @@ async def test_a_call_that_is_none_in_the_end_is_content_with_its_rules(served: 
     assert said.content.startswith("Look: ")
     assert said.content.endswith('"[W], ')
     assert said.finish == "stop"
+
+
+@pytest.mark.xfail(strict=True, reason="the time in which a parser keeps its tokens counts as held")
+async def test_text_that_waits_while_a_parser_reads_a_call_is_not_held_for_too_long(served: Served) -> None:
+    """No token that could decide it comes to its channel in that time."""
+    listener = await served.streamed(chat("A long call", tools=TOOLS, max_tokens=3000))
+    assert listener.usage is not None
+    assert listener.usage["completion_tokens"] > MAX_HOLD_S * 1000 * 2, "the call is too short"
+    assert listener.said.content == "Fine, whis"
+    assert listener.said.finish == "tool_calls"
+    (made,) = listener.said.calls
+    assert json.loads(made.arguments) == {"city": '"R", ' * 600}
 
 
 async def test_calls_and_reasoning_of_two_choices_never_meet(served: Served) -> None:
