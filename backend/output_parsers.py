@@ -87,11 +87,11 @@ class VllmOutputParsers:
             )
 
     def reasoning_ended(self, request: ChatRequest, prompt_ids: Sequence[int]) -> bool | None:
-        """See `OutputParsers`. As in vLLM, True where reasoning is not wanted too."""
+        """See `OutputParsers`."""
         if not self._has_reasoning:
             return None
-        if not request.include_reasoning:
-            return True
+        # vLLM says True where the reasoning is not wanted. Its model thinks all the same, and then under the
+        # grammar of the answer, which so becomes a part of the reasoning that nobody sees.
         try:
             return bool(self._kit.parser(request, None).is_reasoning_end(list(prompt_ids)))
         except Exception:  # whatever vLLM's parsers raise; the engine finds out by itself

@@ -324,7 +324,7 @@ def test_a_prompt_that_has_ended_the_reasoning_is_believed() -> None:
         assert ours(loaded, request(), [("Hm.</think>" + text, ())], begun).reasoning == "Hm."
         assert loaded.reasoning_ended(request(), ended) is True
         assert loaded.reasoning_ended(request(), begun) is False
-        assert loaded.reasoning_ended(request(include_reasoning=False), begun) is True
+        assert loaded.reasoning_ended(request(include_reasoning=False), begun) is False
 
 
 def test_the_engine_is_told_what_the_template_was_told() -> None:
