@@ -122,6 +122,7 @@ class Gateway:
         self.metrics.tasks.set(len(asyncio.all_tasks()))
         self.metrics.publish_workers(self.pool.statuses())
         self.rules.publish()
+        self.models.publish(self.metrics)
         self.warmup.publish()
         self.tokens.publish()
 

@@ -117,6 +117,8 @@ class Metrics:
         self.dropped_tokens = make("headrace_context_dropped_tokens", help_, MODEL_LABEL)
         help_ = "Content rule hits, by rule, where it matched, and what was done."
         self.hits = make("headrace_rule_hits", help_, "rule", "direction", "channel", "action")
+        help_ = "What parsers of reasoning or tool calls could not read as they should."
+        self.parser_problems = make("headrace_parser_problems", help_, MODEL_LABEL, "problem")
         help_ = "Exchanges of the content rules while requests ran."
         self.rules_reloads = make("headrace_rules_reloads", help_)
         help_ = "Changed rule files that were refused; the rules before stayed on."

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from gateway.metrics import Metrics
 from gateway.needs import NeedServer
 from gateway.prompt_settings import WarmPrompt, warm_requests
 from pipeline.encoding import BYTES_PER_ID
@@ -65,6 +66,16 @@ class Models:
         self._chat_template = chat_template
         self._load_parsers = load_parsers
         self._models: dict[str, Model] = {}
+        self._num_problems: dict[tuple[str, str], int] = {}  # that the metrics have
+
+    def publish(self, metrics: Metrics) -> None:
+        """Bring the counters of what parsers could not do up to date."""
+        for model in self._models.values():
+            problems = {} if model.parsers is None else model.parsers.problems
+            for problem, count in problems.items():
+                key = model.info.name, problem
+                metrics.parser_problems.labels(*key).inc(max(0, count - self._num_problems.get(key, 0)))
+                self._num_problems[key] = count
 
     @property
     def names(self) -> tuple[str, ...]:

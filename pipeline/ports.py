@@ -94,6 +94,10 @@ class OutputParsers(Protocol):
     def has_reasoning(self) -> bool:
         """Whether it reads reasoning."""
 
+    @property
+    def problems(self) -> Mapping[str, int]:
+        """What could not be read as it should, by its name, since the start; for metrics."""
+
     def open(self, request: ChatRequest, prompt_ids: Sequence[int]) -> OutputParser:
         """A parser for one choice. With a forced tool choice it reads the reasoning only."""
 
