@@ -38,7 +38,7 @@ MODEL: Final = "smollm2-135m-instruct"
 SKY: Final = "Explain why the sky is blue."
 DOG: Final = "Tell me a story about a dog."
 RAIN: Final = "Write a poem about rain."
-NUM_TOKENS: Final = 40
+NUM_TOKENS: Final = 32
 WITH_LOGPROBS: Final = {"logprobs": True, "top_logprobs": 3}
 
 
@@ -359,17 +359,45 @@ async def test_a_blocked_answer_ends_in_the_engine_too(
 
 
 async def test_a_block_of_one_choice_leaves_the_other_alone(asking: Asking, engine_worker: Worker) -> None:
-    request = body(RAIN, n=2, max_tokens=60, temperature=0.7, seed=11)
+    request = body(RAIN, n=2, max_tokens=40, temperature=0.7, seed=11)
     asked = await asking.ask(request, stream=True)
     assert len(asked.choices) == 2
     await until_idle(engine_worker)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_raw_completions_have_the_same_rules(asking: Asking, stream: bool) -> None:
+    (chat,) = (await asking.ask(body(SKY, max_tokens=1), stream=False)).judges
+    prompt = asking.tokenizer.decode(chat.run.prompt_ids, skip_special_tokens=False)
+    request: dict[str, Any] = {"model": MODEL, "prompt": prompt, "add_special_tokens": False}
+    request |= {"temperature": 0, "max_tokens": NUM_TOKENS, "logprobs": 3, "stream": stream}
+    async with connect(asking.gateway.port) as wire:
+        assert (await wire.post("/v1/completions", request)).status == 200
+        frames = await wire.frames() if stream else []
+        documents = [each.data for each in frames[:-1] if not each.is_comment] or [await wire.json()]
+    (run,) = asking.gateway.take_runs()
+    judge = Judge(run, asking.tokenizer, asking.rules)
+    assert_without(asking.never_said, b"", documents)
+    text, tokens, tops = "", list[str](), list[dict[str, float]]()
+    for document in documents:
+        (choice,) = document["choices"]
+        text += choice["text"]
+        if choice["logprobs"] is not None:
+            tokens += choice["logprobs"]["tokens"]
+            tops += choice["logprobs"]["top_logprobs"]
+        entries = [{"token": token, "bytes": list(token.encode()), "top_logprobs": []} for token in tokens]
+        judge.follow(Said(text, logprobs=entries))
+    assert text == judge.expected.text != judge.raw
+    for entry, top in zip(entries, tops, strict=True):
+        entry["top_logprobs"] = [{"token": token} for token in top]
+    judge.assert_logprobs(Said(text, logprobs=entries))
 
 
 async def test_markup_is_escaped_where_a_request_says_so(asking: Asking) -> None:
     gateway = asking.gateway
     gateway.take_runs()
     for stream in (True, False):
-        answer = await gateway.ask(CHAT, body(SKY, output={"escape": "html"}), stream=stream)
+        answer = await gateway.ask(CHAT, body(SKY, output={"escape": "html"}, max_tokens=16), stream=stream)
         judge = Judge(answer.run, asking.tokenizer, asking.rules)
         assert answer.text == escaped(judge.expected.text)
         assert answer.text != judge.expected.text, "nothing to escape"
