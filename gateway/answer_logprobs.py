@@ -1,6 +1,6 @@
 """The logprobs objects of an answer, in OpenAI's shapes for chats and for raw completions.
 
-Which tokens may be shown, and when, is decided before (`pipeline/outbound.py`).
+Which tokens may be shown, and when, is decided before (`pipeline/logprob_queue.py`).
 """
 
 from __future__ import annotations

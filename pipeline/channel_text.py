@@ -3,7 +3,7 @@
 What leaves has passed all four; what derives from it (logprobs) comes behind it. One object per channel, and
 one per tool call, so that no state is shared between texts that are read apart.
 
-Not here: which text belongs to which channel (`outbound.py`).
+Not here: which text belongs to which channel (`channels.py`).
 """
 
 from __future__ import annotations

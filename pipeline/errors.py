@@ -251,7 +251,7 @@ class EngineFailed(EngineFault):
 
 
 class InvalidAnswer(EngineFault):
-    """The answer breaks its `response_format`; the message may quote the answer."""
+    """The answer breaks its `response_format`. The message may name keys of the schema: not logged."""
 
     code = "invalid_answer"
 
