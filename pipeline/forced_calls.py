@@ -7,18 +7,12 @@ the formats in which models call tools by themselves.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from typing import Final
 
 from pipeline.events import CONTENT, TOOL_ARGUMENTS, TOOL_NAME, Fragment
+from pipeline.json_span import JSON_WHITESPACE, OPENS_SPAN, JsonSpan, JsonString
 from pipeline.ports import OutputParser
-
-_WHITESPACE: Final = " \t\n\r"
-_MARK: Final = re.compile(r'["{}\[\]]')
-_STRING_MARK: Final = re.compile(r'["\\]')
-_OPENS_SPAN: Final = '{["'
 
 # Where a parser is in the text: between two characters of the structure, …
 _ARRAY: Final = "array"
@@ -48,45 +42,6 @@ _FOLLOWS: Final[dict[str, dict[str, str]]] = {
 }
 
 
-class JsonSpan:
-    """Finds where an object, an array or a string ends that comes in pieces. Checks nothing else.
-
-    After its end it is as new.
-    """
-
-    __slots__ = ("_depth", "_in_escape", "_in_string")
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._in_escape = False
-
-    def end(self, text: str, start: int) -> int | None:
-        """The index after its last character, or None: it goes on past this text."""
-        position = start
-        while position < len(text):
-            if self._in_escape:
-                self._in_escape = False
-                position += 1
-                continue
-            found = (_STRING_MARK if self._in_string else _MARK).search(text, position)
-            if found is None:
-                return None
-            position = found.end()
-            if self._ends_with(found[0]):
-                return position
-        return None
-
-    def _ends_with(self, mark: str) -> bool:
-        if mark == "\\":
-            self._in_escape = True
-        elif mark == '"':
-            self._in_string = not self._in_string
-        else:
-            self._depth += 1 if mark in "{[" else -1
-        return self._depth == 0 and not self._in_string
-
-
 class NamedCall:
     """The text is the arguments of one call, whose name is known. An `OutputParser`.
 
@@ -104,11 +59,11 @@ class NamedCall:
         """`ids` are not looked at."""
         out: list[Fragment] = []
         if self._where == _VALUE:
-            text = text.lstrip(_WHITESPACE)
+            text = text.lstrip(JSON_WHITESPACE)
             if not text:
                 return ()
             out.append(Fragment(TOOL_NAME, self._name))
-            self._where = _ARGUMENTS if text[0] in _OPENS_SPAN else _BARE
+            self._where = _ARGUMENTS if text[0] in OPENS_SPAN else _BARE
         if self._where == _ARGUMENTS:
             end = self._span.end(text, 0)
             if text:
@@ -117,7 +72,7 @@ class NamedCall:
                 return out
             self._where, text = _DONE, text[end:]
         if self._where == _DONE:
-            text = text.lstrip(_WHITESPACE)
+            text = text.lstrip(JSON_WHITESPACE)
             if text:
                 self._where = _OTHER
         if text:
@@ -140,13 +95,12 @@ class RequiredCalls:
         "_call",
         "_early",
         "_has_name",
-        "_in_escape",
         "_keeps",
         "_key",
         "_keys",
         "_raw",
         "_span",
-        "_text",
+        "_string",
         "_where",
     )
 
@@ -156,8 +110,7 @@ class RequiredCalls:
         self._key = ""
         self._keys: set[str] = set()  # of this call
         self._has_name = False
-        self._text: list[str] = []  # of the string that is being read
-        self._in_escape = False
+        self._string = JsonString()
         self._span = JsonSpan()
         self._early: list[str] = []  # arguments that wait for their name
         self._raw: list[str] = []  # what has been read and becomes content if this call does not come about
@@ -186,12 +139,12 @@ class RequiredCalls:
     def _step(self, text: str, position: int, out: list[Fragment]) -> int:
         """Over one character of the structure; or to the same, which begins something else."""
         char = text[position]
-        if char not in _WHITESPACE:
+        if char not in JSON_WHITESPACE:
             follows = self._value(char) if self._where == _VALUE else _FOLLOWS[self._where].get(char, _OTHER)
             if follows == _NEXT:
                 follows = self._end_call(out)
             self._where = follows
-            if follows in (_ARGUMENTS, _OTHER):
+            if follows in (_ARGUMENTS, _KEY_TEXT, _NAME_TEXT, _OTHER):
                 return position
         self._keeps = self._keeps or char == "{"
         self._keep(char)
@@ -201,28 +154,18 @@ class RequiredCalls:
         """What begins here, by its key."""
         if self._key == "name" and char == '"':
             return _NAME_TEXT
-        if self._key == "parameters" and char in _OPENS_SPAN:
+        if self._key == "parameters" and char in OPENS_SPAN:
             return _ARGUMENTS
         return _OTHER
 
     def _read_string(self, text: str, start: int, out: list[Fragment]) -> int:
-        position, ended = start + self._in_escape, False
-        self._in_escape = False
-        while not ended and position < len(text):
-            found = _STRING_MARK.search(text, position)
-            position = len(text) if found is None else found.end()
-            if found is not None and found[0] == "\\":
-                self._in_escape = position == len(text)
-                position = min(position + 1, len(text))
-            else:
-                ended = found is not None
-        self._text.append(text[start:position])
-        self._keep(text[start:position])
-        if ended:
-            string = _decoded("".join(self._text))
-            self._text.clear()
-            self._where = self._end_key(string) if self._where == _KEY_TEXT else self._end_name(string, out)
-        return position
+        end = self._string.end(text, start)
+        self._keep(text[start:end])
+        if end is None:
+            return len(text)
+        string = self._string.value
+        self._where = self._end_key(string) if self._where == _KEY_TEXT else self._end_name(string, out)
+        return end
 
     def _end_key(self, key: str) -> str:
         if key in self._keys:
@@ -296,13 +239,3 @@ class Forced:
             else:
                 out.append(fragment)
         return out
-
-
-def _decoded(text: str) -> str:
-    """The string of JSON whose opening quote is missing; empty for what is none or cannot be sent."""
-    try:
-        string: str = json.loads('"' + text)
-        string.encode()
-    except ValueError:  # a bad escape, a bare control character, half a surrogate pair
-        return ""
-    return string

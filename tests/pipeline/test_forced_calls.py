@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.events import CONTENT, REASONING, TOOL_ARGUMENTS, TOOL_NAME, Fragment
-from pipeline.forced_calls import Forced, JsonSpan, NamedCall, RequiredCalls
+from pipeline.forced_calls import Forced, NamedCall, RequiredCalls
 from pipeline.ports import OutputParser
 from tests.pipeline.splits import splits
 
@@ -216,16 +216,6 @@ def random_object(rng: random.Random) -> dict[str, Any]:
         [{"a": "]"}],
     ]
     return {rng.choice(["a", "b", '"}', "\\"]): rng.choice(leaves) for _ in range(rng.randint(0, 3))}
-
-
-@pytest.mark.parametrize("value", ["", "a", {}, [], {"a": [1, "}"]}, ["\\", '"'], [[[]]]])
-def test_a_span_ends_where_its_value_does(value: Any) -> None:
-    text = json.dumps(value)
-    for pieces in splits(text, random.Random(1)):
-        span, ends = JsonSpan(), [len(piece) for piece in pieces]
-        found = [span.end(piece, 0) for piece in pieces if piece]
-        assert found[:-1] == [None] * (len(found) - 1)
-        assert found[-1] == [end for end in ends if end][-1]
 
 
 class Thinking:
