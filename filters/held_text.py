@@ -4,7 +4,8 @@ on, the verdicts, the bounds, the ends.
 The held part begins where the earliest match begins that may still come or is not certain yet. A block ends
 the text at the start of its match: what stands before leaves as it would at the end of the text.
 
-Not here: reading text (`stream.py` for keywords under the default folding, `combined.py` for everything).
+Not here: reading text (`stream_filter.py` for keywords under the default folding, `combined.py` for all
+rules).
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ DETECTORS: Final[dict[str, Detector]] = {
 
 
 class Signs(NamedTuple):
-    """When a detector need not look. Streams ask this of every token: 1 us, where detectors take 3.
+    """When a detector need not look, so that streams ask it seldom.
 
     `signs`: without one of these there is nothing to find. `run_chars`: what may become part of something if
     a sign comes; the last `max_run` of them, or of a longer run nothing at all. `shortest`: the fewest

@@ -1,8 +1,8 @@
 """Personal data in a stream: detectors on a window of the text that grows at one end and is cut at the other.
 
 A detector says up to where everything is decided; from there on text is held if a rule of its classes changes
-what leaves. In ordinary text there is no sign of personal data, and only the length of a run is counted that
-may become the beginning of some.
+what leaves. In ordinary text there is no sign of personal data: then it only matters how many characters at
+the end may become the beginning of some, which is known of every piece that was there before.
 
 Not here: the shapes of personal data (`pii.py`), and which matches stand (`settling.py`).
 """
@@ -10,48 +10,111 @@ Not here: the shapes of personal data (`pii.py`), and which matches stand (`sett
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
+from filters.folding import fold, fold_and_tell
 from filters.patterns import Patterns
-from filters.pii import LOOK_BACK, MAX_TRIES, SIGNS, Detector, find_emails
+from filters.pii import LOOK_BACK, MAX_TRIES, SIGNS, Detector, Signs, find_emails
 from filters.reading import Reading
 from filters.rule_folding import DEFAULT, Uneven
 from filters.rules import Rule
 from filters.settling import Found, Settling
 
 _MAX_WINDOW: Final = 512  # folded characters that are kept before the window is cut
+MAX_RUN: Final = max(signs.max_run for signs in SIGNS.values())
+_MAX_KNOWN: Final = 8_192  # pieces whose tails are remembered: 2 MB at most
+_MAX_KNOWN_CHARS: Final = 32  # tokens are shorter
+
+
+class Tail(NamedTuple):
+    """What an ordinary piece leaves open at its end.
+
+    `held`: how many characters rules hold back. `runs`: for each detector, how many may become part of
+    something. `is_joined`: some run is the whole piece, so that it goes on with what was before.
+    """
+
+    held: int
+    runs: tuple[int, ...]
+    is_joined: bool
+
+
+class Tails:
+    """The tails of pieces, for all streams of some rules. Remembers those of short pieces, some thousands."""
+
+    def __init__(self, rules: Patterns) -> None:
+        self._signs = [SIGNS[detect] for detect in rules.detectors]
+        self._holds = [any(rule.holds() for rule in rules.pii_of(detect)) for detect in rules.detectors]
+        self._has_sign = _pattern_of("".join(signs.signs for signs in self._signs))
+        self.known: dict[str, Tail | None] = {}
+
+    def learn(self, piece: str) -> Tail | None:
+        """The tail of a piece; None if detectors must look, or it does not fold character by character."""
+        folded, is_even = fold_and_tell(piece)
+        tail = None
+        if piece and is_even and self._has_sign.search(folded) is None:
+            sizes = [_run_of(folded, signs) for signs in self._signs]
+            tail = self.of(sizes, len(piece) in sizes)
+        if len(piece) <= _MAX_KNOWN_CHARS:
+            if len(self.known) >= _MAX_KNOWN:
+                self.known.clear()
+            self.known[piece] = tail
+        return tail
+
+    def join(self, runs: Sequence[int], piece: str, tail: Tail) -> Tail:
+        """The tail of a text that ended with these runs, and the piece after it."""
+        size = len(piece)
+        return self.of([run + (run == size) * before for run, before in zip(tail.runs, runs, strict=True)])
+
+    def of(self, runs: Sequence[int], is_joined: bool = False) -> Tail:
+        """A tail with these runs, which may be longer than matters."""
+        counted = []
+        held = 0
+        for run, signs, holds in zip(runs, self._signs, self._holds, strict=True):
+            most = signs.max_run
+            if run > most:
+                counted.append(most if signs.keeps_end_of_run else most + 1)
+                run = most if signs.keeps_end_of_run else 0
+            else:
+                counted.append(run)
+            if holds and run > held:
+                held = run
+        return Tail(held, tuple(counted), is_joined)
 
 
 class PiiStream:
     """The matches of one detector, for each rule that asks for their class. A `settling.StreamTrack`.
 
-    `done`: what begins before this folded offset is decided. `run`: how many characters at the end of the
-    text may become part of something, where there is no sign of it yet.
+    `done`: what begins before this folded offset is decided. `is_quiet`: there is no sign from there on; then
+    `run` is how many characters at the end may become part of something.
     """
 
     __slots__ = (
         "_blocks",
         "_detect",
+        "_has_sign",
         "_holds_closed",
         "_is_settled",
         "_num_found",
         "_reading",
         "_rules_of",
         "_settling",
+        "_signs",
         "_track",
         "done",
         "holds",
+        "is_quiet",
         "run",
-        "signs",
     )
 
     def __init__(
         self, detect: Detector, rules: Sequence[Rule], reading: Reading, track: int, settling: Settling
     ) -> None:
         self._detect = detect
-        self.signs = SIGNS[detect]
+        self._signs = SIGNS[detect]
+        self._has_sign = _pattern_of(self._signs.signs)
         self._rules_of: dict[str, list[Rule]] = {}
         for rule in rules:
             self._rules_of.setdefault(rule.pii, []).append(rule)
@@ -63,24 +126,39 @@ class PiiStream:
         self._settling = settling
         self._num_found = 0
         self._is_settled = False
+        self.is_quiet = True
         self.done = 0
         self.run = 0
+
+    def read(self, piece: str) -> None:
+        """The window has grown by a piece."""
+        if self.is_quiet and self._has_sign.search(piece) is None:
+            run = _run_of(piece, self._signs)
+            self.pass_over(run + self.run if run == len(piece) else run)
+        else:
+            self.look()
+
+    def pass_over(self, run: int) -> None:
+        """The window has grown, and there is no sign; the run at its end is that long."""
+        signs = self._signs
+        num_open = run if run <= signs.max_run else signs.max_run if signs.keeps_end_of_run else 0
+        self.done = max(self.done, self._reading.end - num_open)
+        self._count(run)
+        self._is_settled = False
 
     def look(self) -> None:
         """Finds what is decided in the window."""
         self._is_settled = False
         self._look(is_last=False)
+        window, signs = self._reading.window, self._signs
+        self.is_quiet = self._has_sign.search(window, self.done - self._reading.at) is None
+        self._count(_run_of(window[-signs.max_run - 1 :], signs))
 
-    def pass_over(self, piece: str, end: int) -> None:
-        """The text goes on to `end`, folded, with a piece that has no sign."""
-        _, run_chars, max_run, keeps_end, _ = self.signs
-        num_last = len(piece) - len(piece.rstrip(run_chars)) if run_chars else 0
-        self.run = run = self.run + num_last if num_last == len(piece) else num_last
-        if run > max_run:
-            run = max_run if keeps_end else 0
-        if end - run > self.done:
-            self.done = end - run
-        self._is_settled = False
+    def _count(self, run: int) -> None:
+        """The run at the end is that long. What is decided of it is no part, unless it is too long."""
+        signs = self._signs
+        is_too_long = run > signs.max_run and not signs.keeps_end_of_run
+        self.run = signs.max_run + 1 if is_too_long else min(run, self._reading.end - self.done)
 
     def finish(self) -> None:
         """Finds what there is if the text ends here."""
@@ -91,7 +169,7 @@ class PiiStream:
     @property
     def found_to(self) -> int:
         reading = self._reading
-        last = self.done + self.signs.shortest - 1
+        last = self.done + self._signs.shortest - 1
         if self._is_settled or last >= reading.end:
             return reading.raw_end
         # No address ends before its @ has come.
@@ -136,55 +214,77 @@ class PiiStream:
 
 
 class PiiWindow:
-    """What all detectors of a stream look at: the last of the text, under the default folding."""
+    """What all detectors of a stream look at: the last of the text, under the default folding.
 
-    __slots__ = ("_has_sign", "_is_quiet", "_last_uneven", "_reading", "streams")
+    Ordinary pieces are passed over: they are not in the window before `catch_up`.
+    """
 
-    def __init__(self, rules: Patterns, first_track: int, settling: Settling) -> None:
+    __slots__ = ("_is_quiet", "_known", "_last_uneven", "_passed", "_reading", "_runs", "_tails", "streams")
+
+    def __init__(self, rules: Patterns, tails: Tails, first_track: int, settling: Settling) -> None:
         self._reading = Reading(DEFAULT)
         self.streams = [
             PiiStream(detect, rules.pii_of(detect), self._reading, first_track + position, settling)
             for position, detect in enumerate(rules.detectors)
         ]
-        self._has_sign = _pattern_of("".join(stream.signs.signs for stream in self.streams))
-        self._is_quiet = True  # there is no sign in what is not decided
+        self._tails = tails
+        self._known = tails.known
+        self._runs: Sequence[int] = [0] * len(self.streams)
+        # None of them is empty, so these have all that detectors may look back to.
+        self._passed: deque[str] = deque(maxlen=LOOK_BACK + MAX_RUN + 1)
+        self._is_quiet = True  # there is no sign in what is not decided, and what is held is straight
         self._last_uneven = 0  # from this folded offset on, the text is as long as it is raw
 
-    def read(self, folded: str, uneven: Uneven, num_raw: int) -> int:
-        """More text; returns from where on it is held."""
+    def pass_over(self, piece: str) -> int:
+        """More text, if it is ordinary; returns how much is held at its end.
+
+        Returns -1 if it must be read instead.
+        """
+        if not self._is_quiet:
+            return -1
+        tail = self._known[piece] if piece in self._known else self._tails.learn(piece)
+        if tail is None:
+            return -1
+        self._passed.append(piece)
+        if tail[2]:
+            tail = self._tails.join(self._runs, piece, tail)
+        self._runs = tail[1]
+        return tail[0]
+
+    def catch_up(self, num_raw: int) -> None:
+        """So long is the text with what was passed over."""
+        if not self._passed:
+            return
+        reading = self._reading
+        reading.pass_over(fold("".join(self._passed)), num_raw - reading.raw_end)
+        self._passed.clear()
+        for stream, run in zip(self.streams, self._runs, strict=True):
+            stream.pass_over(run)
+
+    def read(self, folded: str, uneven: Uneven, start: int, end: int) -> int:
+        """The text from `start` to `end`, raw; returns from where on it is held."""
+        self.catch_up(start)
         reading = self._reading
         if len(reading.window) > _MAX_WINDOW:
             first_open = min([stream.done for stream in self.streams])
             reading.forget_before(max(0, first_open - LOOK_BACK))
-        reading.take(folded, uneven, num_raw)
-        end = reading.end
+        reading.take(folded, uneven, end - start)
+        held_from = folded_end = reading.end
         if uneven:
-            self._last_uneven = end
-        if self._is_quiet and self._has_sign.search(folded) is None:
-            for stream in self.streams:
-                stream.pass_over(folded, end)
-        else:
-            self._look()
-        held_from = end
+            self._last_uneven = folded_end
         for stream in self.streams:
+            stream.read(folded)
             if stream.holds and stream.done < held_from:
                 held_from = stream.done
-        if held_from >= self._last_uneven:
-            return reading.raw_end - end + held_from
-        return reading.raw_of(held_from)
+        self._runs = [stream.run for stream in self.streams]
+        is_straight = held_from >= self._last_uneven
+        self._is_quiet = is_straight and all(stream.is_quiet for stream in self.streams)
+        return end - folded_end + held_from if is_straight else reading.raw_of(held_from)
 
-    def _look(self) -> None:
-        """Lets the detectors look, and finds out whether they must do so again at the next piece."""
-        reading = self._reading
-        for stream in self.streams:
-            stream.look()
-        window = reading.window
-        first_open = min([stream.done for stream in self.streams]) - reading.at
-        self._is_quiet = self._has_sign.search(window, first_open) is None
-        if self._is_quiet:
-            for stream in self.streams:
-                tail = window[-stream.signs.max_run - 1 :] if stream.signs.max_run else ""
-                stream.run = len(tail) - len(tail.rstrip(stream.signs.run_chars))
+
+def _run_of(piece: str, signs: Signs) -> int:
+    """How many characters at the end of a piece may become part of something."""
+    return len(piece) - len(piece.rstrip(signs.run_chars)) if signs.run_chars else 0
 
 
 @cache

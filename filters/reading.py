@@ -51,6 +51,17 @@ class Reading:
             self._offsets.add(start + offset, num_folded)
         return len(uneven) + self._extend(folded)
 
+    def pass_over(self, folded: str, num_chars: int) -> None:
+        """So many characters that fold to one each; `folded` is all of them, or the last that matter."""
+        self.raw_end += num_chars
+        self.end += num_chars
+        if len(folded) < num_chars:
+            self.window = folded
+            self.at = self.end - len(folded)
+            self._offsets.forget_before(self.at)
+        else:
+            self.window += folded
+
     def raw_of(self, folded: int) -> int:
         """The offset of the raw character that gave this folded one; for `end` the one after all read."""
         return self._offsets.raw_of(folded)

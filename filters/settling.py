@@ -94,6 +94,8 @@ class PhraseTrack(StreamTrack, Protocol):
 
     @property
     def number(self) -> int: ...
+    @property
+    def has_phrases(self) -> bool: ...
 
     def phrase_start(self, rule: Rule) -> tuple[int, int] | None:
         """Where the earliest phrase began that is under way and may excuse the rule: folded, raw."""

@@ -10,7 +10,8 @@ lacks the edge and has no fail link although it is not a root. Such are the *sto
 they have no edges at all. Where a whole word waits for the character after it, only letters have edges, for
 they change nothing.
 
-Not here: the loop itself (`stream.py`), and the exact step for what the loop cannot do (`decisions.py`).
+Not here: the loop itself (`stream_filter.py`), and the exact step for what it cannot do
+(`keyword_stream.py`).
 """
 
 from __future__ import annotations

@@ -140,6 +140,78 @@ def test_abandon_lets_go_what_only_rules_that_fail_open_hold() -> None:
     assert stream.abandon() == ""
 
 
+def test_word_after_a_pause_is_found() -> None:
+    stream = open_stream(MAIL, mask("ass", whole_word=True))
+    assert (stream.feed("an ab"), stream.pause()) == ("an ", "ab")
+    assert fed(stream, "c", "d", " ass", ",") == ["", "", "cd ", "***,"]
+    assert stream.released == 12
+    stream = open_stream(MAIL, mask("ass", whole_word=True))
+    assert (stream.feed("x ass"), stream.pause(), stream.feed("\u200b"), stream.feed(". ")) == (
+        "x ",
+        "***",
+        "",
+        "\u200b. ",
+    )
+    assert [(hit.start, hit.end) for hit in stream.hits] == [(2, 5)]
+
+
+def test_feed_counts_raw_characters_of_a_keyword_that_has_begun() -> None:
+    stream = open_stream(PHONE, mask("敏感词"))
+    assert fed(stream, "说敏\u200b", "感", "词", "敏\u200b", "感", "人") == [
+        "说",
+        "",
+        "****",
+        "",
+        "",
+        "敏\u200b感人",
+    ]
+
+
+def test_feed_of_ordinary_tokens_reads_nothing_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = open_stream(MAIL, PHONE, mask("bob", "敏感词", "lazy dogs"))
+    monkeypatch.setattr(CombinedFilter, "_read_exactly", None)
+    tokens = ["The", " quick", " brown", "-ish", " fox", ", the", " lazy", " dog", "。我们", "敏", "感", "的"]
+    assert "".join(fed(stream, *tokens)) == "".join(tokens)
+    assert (stream.held, stream.peak_held) == (0, len(" lazy dog"))
+
+
+def check_long(seed: int, num_cases: int) -> None:
+    """Ordinary text for a long time, token by token, and now and then something to find."""
+    rng = random.Random(seed)
+    rules = [PHONE, CARD, MAIL, mask("bob", allow=("bob@b.com",)), mask("lazy dog", whole_word=True)]
+    plain = [
+        "The",
+        " quick",
+        "ing",
+        ".",
+        "-",
+        " lazy",
+        " dogs",
+        "我们",
+        "敏感",
+        "，",
+        "Ａ",
+        "é",
+        "…",
+        " a",
+        "x" * 40,
+    ]
+    found = ["bob", "bob@b.com", "13812345678", "4111 1111 1111 1111", " lazy dog", "1", "@", "\u200b", "86 "]
+    for _ in range(num_cases):
+        rules_set = RuleSet(tuple(rng.sample(rules, rng.randint(1, len(rules)))))
+        tokens = [rng.choice(found if rng.random() < 0.01 else plain) for _ in range(1_500)]
+        compiled = CompiledRules(rules_set)
+        expected = scan("".join(tokens), compiled)
+        stream = compiled.stream()
+        assert stream is not None
+        assert "".join(map(stream.feed, tokens)) + stream.flush() == expected.text
+        assert tuple(stream.hits) == expected.hits
+
+
+def test_feed_of_long_ordinary_text_equals_the_scan() -> None:
+    check_long(seed=3, num_cases=12)
+
+
 class Expected:
     """What a stream must give, made of what `scan` finds."""
 
@@ -220,6 +292,7 @@ def test_feed_of_many_random_rules_equals_the_scan(seed: int) -> None:
     check_equals_scan(seed, num_cases=1_500, num_pieces=12)
     check_equals_scan(seed, num_cases=20, num_pieces=120)
     check_bounded(seed, num_cases=1_000)
+    check_long(seed, num_cases=300)
 
 
 FLOODS: Sequence[tuple[str, Rule]] = [
@@ -247,6 +320,7 @@ def test_feed_of_a_flood_remembers_a_bounded_number_of_things(text: str, rule: R
         if stream._pii is not None:
             assert len(stream._pii._reading.window) < 1_000
             assert stream._pii._reading._offsets.num_anchors < 1_000
+        assert stream._steps.offsets.num_anchors < 1_000
 
 
 @pytest.mark.parametrize("names", [(), *((name,) for name in FOLDINGS), ("repeats", "digits", "leet")])
