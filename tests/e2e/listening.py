@@ -24,12 +24,16 @@ class Call:
 
 @dataclass(slots=True)
 class Said:
-    """One choice as far as it has come. `end`: the object that ended it."""
+    """One choice as far as it has come.
+
+    `channels`: which came one after the other, of a stream. `end`: the object that ended it.
+    """
 
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    channels: list[str] = field(default_factory=list)
     end: dict[str, Any] | None = None
 
     @property
@@ -112,6 +116,9 @@ class Listener:
             said.end = choice
             return
         assert delta, "a frame that says nothing"
+        channel = next(iter(delta))
+        if said.channels[-1:] != [channel]:
+            said.channels.append(channel)
         said.content += delta.pop("content", "")
         reasoning = delta.pop("reasoning", "")
         assert delta.pop("reasoning_content", reasoning) == reasoning
@@ -151,7 +158,8 @@ def _said(choice: dict[str, Any]) -> Said:
         for call in message.get("tool_calls", ())
     ]
     logprobs = choice["logprobs"]["content"] if choice["logprobs"] else []
-    return Said(message["content"] or "", message.get("reasoning", ""), calls, logprobs, choice)
+    content, reasoning = message["content"] or "", message.get("reasoning", "")
+    return Said(content, reasoning, calls, logprobs, end=choice)
 
 
 def strings_in(value: Any) -> Iterator[str]:

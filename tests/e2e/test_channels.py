@@ -53,7 +53,7 @@ SCRIPT: Final = {
     "Say it plainly": PLAIN,
     "Make two calls": TWO_CALLS,
     "Go round the loop": f"<think>\nI must ask.\n</think>\n\n{call('weather', {'city': 'Paris'})}",
-    "Say the name": call("weapon_shop", {"city": "Paris"}),
+    "Say the name": f"<think>To shop, whis</think>{call('weapon_shop', {'city': 'Paris'})}",
     "A forbidden thought": "<think>\nThis is forbidden, is it?\n</think>\n\nYes.",
     "A forbidden argument": f"Fine. {call('weather', {'city': 'a forbidden city'})}",
     "Say it at once": "Not one thought.",
@@ -238,6 +238,12 @@ def test_the_openai_client_goes_round_a_tool_loop(served: Served) -> None:
 async def test_a_tool_name_has_rules_too(served: Served) -> None:
     said, _ = await served.both(chat("Say the name", tools=TOOLS))
     assert [each.name for each in said.calls] == ["******_shop"]
+
+
+async def test_what_is_held_at_the_end_of_a_channel_leaves_before_the_next(served: Served) -> None:
+    said = (await served.streamed(chat("Say the name", tools=TOOLS))).said
+    assert said.reasoning == "To shop, whis"
+    assert said.channels == ["reasoning", "tool_calls"]
 
 
 @pytest.mark.parametrize("choice", ["none", None])

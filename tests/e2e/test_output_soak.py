@@ -59,6 +59,12 @@ class Soak:
         """Answers that were read to their end."""
         return sum(self.finishes.values())
 
+    async def run(self, num_lanes: int, seed: int, is_over: Callable[[], bool]) -> None:
+        """So many clients at a time."""
+        async with asyncio.TaskGroup() as lanes:
+            for number in range(num_lanes):
+                lanes.create_task(self.lane(random.Random(seed + number), is_over))
+
     async def lane(self, rng: random.Random, is_over: Callable[[], bool]) -> None:
         """One client after the other, until it is over."""
         await asyncio.sleep(rng.random() * 0.5)
@@ -149,11 +155,7 @@ async def test_many_streams_of_every_kind_at_once(embedded_model: Path, tmp_path
     made = kinds(has_parsers=False)
     with soaked(tmp_path, embedded_model, 4, made) as soak:
         before = at_rest(soak.gateway, [soak.worker])
-        lanes = [
-            soak.lane(random.Random(seed), lambda: soak.num_whole >= NUM_QUICK_ANSWERS)
-            for seed in range(NUM_QUICK_STREAMS)
-        ]
-        await asyncio.gather(*lanes)
+        await soak.run(NUM_QUICK_STREAMS, 0, lambda: soak.num_whole >= NUM_QUICK_ANSWERS)
         soak.assert_at_rest(before)
         assert {number for number, _ in soak.finishes} == {kind.number for kind in made}
         assert soak.num_left > 5
@@ -177,8 +179,7 @@ async def test_two_hundred_streams_for_ten_minutes_leave_memory_flat(tmp_path: P
             def is_over() -> bool:
                 return asyncio.get_running_loop().time() > end_s
 
-            lanes = [soak.lane(random.Random(seed + each), is_over) for each in range(NUM_STREAMS)]
-            await asyncio.gather(*lanes)
+            await soak.run(NUM_STREAMS, seed, is_over)
             await asyncio.to_thread(wait_until_held, soak.gateway, [soak.worker], before)
             memory.extend(resident_bytes(pid) for pid in pids)
             memory[-2] -= kept_bytes(soak.gateway)
