@@ -23,7 +23,11 @@ class FingerprintError(Exception):
     """A worker of a known name with another tokenizer or template; the message names both sides."""
 
 
-class ReasoningParserError(Exception):
+class MisfitError(Exception):
+    """A worker's model and this gateway's settings do not fit: it is not to be used. The message says why."""
+
+
+class ReasoningParserError(MisfitError):
     """A worker whose engine has another reasoning parser than the gateway; the message says what to set."""
 
 

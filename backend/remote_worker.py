@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from backend.address import Address
-from backend.catalog import Catalog, FingerprintError, ParserOf, ReasoningParserError, no_parser
+from backend.catalog import Catalog, FingerprintError, MisfitError, ParserOf, no_parser
 from backend.link import Stats, Welcome
 from backend.link_client import ClientLimits, LinkClient, open_link
 from backend.model_cache import ModelCache
@@ -213,7 +213,7 @@ class RemoteWorker:
         self._has_ended = False
         try:
             await self._serve()
-        except (FingerprintError, ReasoningParserError) as error:
+        except (FingerprintError, MisfitError) as error:
             self._refuse(error)
         except TimeoutError:
             self._leave("lost", f"no connection within {self._settings.limits.handshake_s:g} s")
@@ -270,7 +270,7 @@ class RemoteWorker:
 
     def _refuse(self, error: Exception) -> None:
         reason, now_s = str(error), time.monotonic()
-        self.misfit = reason if isinstance(error, ReasoningParserError) else None
+        self.misfit = reason if isinstance(error, MisfitError) else None
         told, told_s = self._refusal_told
         if reason != told or now_s - told_s >= REFUSAL_LOG_S:
             self._refusal_told = reason, now_s

@@ -23,7 +23,7 @@ from gateway.exchange import Receive, Scope
 from gateway.flow import BodyLimits, Flow, generation_routes
 from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
-from gateway.models import Models, ParserError
+from gateway.models import Models
 from gateway.next_turns import NextTurns
 from gateway.outlet import ReaderLimits, Send
 from gateway.request_log import RequestLog
@@ -52,7 +52,6 @@ class Gateway:
         self.settings = settings
         self._is_restart = is_restart
         self.start_problem: str | None = None  # why it must not serve
-        self._parser_problems: list[str] = []
         self._is_loading = False
         self.metrics = Metrics()
         self.request_log = RequestLog(sys.stdout)
@@ -96,9 +95,6 @@ class Gateway:
         self._is_loading = True
         try:
             await self.models.load(info, files)
-        except ParserError as error:
-            self._parser_problems.append(str(error))
-            raise
         finally:
             self._is_loading = False
         settle_memory()
@@ -133,12 +129,13 @@ class Gateway:
         a worker is not its affair.
         """
         started_s = monotonic()
-        while monotonic() - started_s < (PARSERS_LIMIT_S if self._is_loading else FIRST_WORKER_LIMIT_S):
-            misfits = [*self.pool.misfits(), *self._parser_problems]
-            if misfits and not self._is_restart:
+        while True:
+            if not self._is_restart and (misfits := self.pool.misfits()):
                 self.start_problem = misfits[0]
                 raise StartError(misfits[0])
             if self.pool.models() and self.pool.is_settled():
+                return
+            if monotonic() - started_s > (PARSERS_LIMIT_S if self._is_loading else FIRST_WORKER_LIMIT_S):
                 return
             await asyncio.sleep(0.02)  # the pool has no event for this
 

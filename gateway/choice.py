@@ -121,7 +121,7 @@ class Choice:
         self.num_tokens += len(ids)
         answer.record.output_tokens += len(ids)
         events = outbound.feed(ids, finish, stop, logprobs)
-        if outbound.is_new_hold:
+        if outbound.is_new_hold or outbound.waits_for_parser:
             self._held_since_s = now_s
         if events:
             self._deliver(events, now_s)

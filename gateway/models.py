@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from backend.catalog import MisfitError
 from gateway.metrics import Metrics
 from gateway.needs import NeedServer
 from gateway.prompt_settings import WarmPrompt, warm_requests
@@ -29,7 +30,7 @@ LoadParsers = Callable[[ModelInfo, Mapping[str, bytes]], OutputParsers | None]
 logger = logging.getLogger("headrace.models")
 
 
-class ParserError(Exception):
+class ParserError(MisfitError):
     """A parser of reasoning or tool calls is not there, or does not suit the model; the message says why."""
 
 

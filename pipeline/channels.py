@@ -44,7 +44,6 @@ class Channels:
         "_events",
         "_fails_on_problem",
         "_hides_reasoning",
-        "_num_kept",
         "_open_channel",
         "_others",
         "_parser",
@@ -56,6 +55,7 @@ class Channels:
         "failure",
         "hits",
         "num_calls",
+        "num_kept",
         "num_reasoning_tokens",
     )
 
@@ -87,7 +87,7 @@ class Channels:
         self.hits: list[tuple[str, Hit]] = []  # with their channel, in order; for the owner to take
         self.num_calls = 0  # tool calls that have begun
         self.num_reasoning_tokens = 0 if reads_reasoning else None
-        self._num_kept = 0  # tokens that the parser has, and nothing of their text yet
+        self.num_kept = 0  # tokens that the parser has, and nothing of their text yet
 
     @property
     def has_parser(self) -> bool:
@@ -120,8 +120,7 @@ class Channels:
             self._take(fragment)
             if self.is_over:
                 return
-        if self.num_reasoning_tokens is not None:
-            self._count_reasoning(len(ids), before, has_text=bool(fragments))
+        self._count(len(ids), before, has_text=bool(fragments))
 
     def end(self, finish: FinishReason, stop_reason: int | str | None) -> Finish | None:
         """The text has ended: what the channels still hold, and the last event; None for a failure."""
@@ -177,15 +176,14 @@ class Channels:
         if channel.problem is not None and self._fails_on_problem:
             self.failure = InvalidAnswer(self._through_rules(channel.problem))
 
-    def _count_reasoning(self, num_ids: int, before: ChannelText, has_text: bool) -> None:
+    def _count(self, num_ids: int, before: ChannelText, has_text: bool) -> None:
         """Tokens that the parser keeps to itself are markup, unless the same reasoning goes on after them."""
         if not has_text:
-            self._num_kept += num_ids
+            self.num_kept += num_ids
             return
-        if self.active is self._reasoning:
-            num_ids += self._num_kept if before is self._reasoning else 0
-            self.num_reasoning_tokens = (self.num_reasoning_tokens or 0) + num_ids
-        self._num_kept = 0
+        if self.active is self._reasoning and self.num_reasoning_tokens is not None:
+            self.num_reasoning_tokens += num_ids + (self.num_kept if before is self._reasoning else 0)
+        self.num_kept = 0
 
     def _take(self, fragment: Fragment) -> None:
         if fragment.channel == CONTENT:

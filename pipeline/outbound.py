@@ -137,6 +137,11 @@ class Outbound:
         return self._channels.active.is_new_hold
 
     @property
+    def waits_for_parser(self) -> bool:
+        """The parser keeps the last tokens: nothing of them has reached a filter that could decide by it."""
+        return self._channels.num_kept > 0
+
+    @property
     def peak_held(self) -> int:
         """The most raw characters that a filter ever held."""
         return self._channels.peak_held
