@@ -2,10 +2,19 @@
 
 vLLM reads an answer in two ways that do not always agree: in pieces as they come, and whole. Here the whole
 parse is what counts. Reasoning and content stream as far as it cannot take them back; calls come from it, at
-the end, each as a name and its arguments. So no split of an answer can lose a part of a call, and streamed
-answers equal others.
+the end. So no split of an answer can lose a part of a call, and streamed answers equal others.
+
+Calls stream too where they are JSON objects between markers: `hermes`, `qwen3_json`, `longcat`,
+`llama3_json`, `llama4_json`, `deepseek_v3` and `deepseek_v31`. Our own reader (`parser_stream.py`) lets a
+call begin when its name is a tool of the request and the `{` of its arguments has come; what it lets go is
+in the model's spelling, which the whole parse may write anew. A name of no tool, and arguments that are no
+object, wait for the whole parse, and so does all after them. `mistral` does not stream: its whole parse
+corrects the types of arguments and makes call ids.
 
 Where that differs from vLLM's whole parse, because the text has left by then:
+* a call that has begun stays, also when the answer is cut off in it, and when the whole parse cannot read it
+  or a call after it (a key too much, an end marker in a string, a line break in arguments of DeepSeek's).
+  That parse would have all be content; then nothing more leaves, as no text does that follows a call;
 * content before a call that `llama3_json` finds in the middle of a text stays (vLLM drops it);
 * text before a start marker of reasoning stays (vLLM drops it), and so does white space before a text that
   calls follow, with the parsers that drop it (`qwen3_coder` and others of vLLM's engines);
@@ -15,7 +24,7 @@ Where that differs from vLLM's whole parse, because the text has left by then:
   the whole answer reasoning; its streamed answers do as we do).
 
 An exception inside vLLM never ends a stream: the whole parse is tried at the end, and if that fails too, what
-has not left is content. `problems` counts such cases. Nothing of the text is logged.
+has not left is content, unless a call has begun. `problems` counts such cases. Nothing of the text is logged.
 """
 
 from __future__ import annotations
@@ -27,6 +36,7 @@ from typing import Any
 from backend import parser_vllm
 from backend.parser_choice import ChoiceParser
 from backend.parser_composed import Answer, ComposedParser
+from backend.parser_ending import Whole
 from backend.parser_parts import (
     CallsPart,
     EngineCalls,
@@ -35,7 +45,6 @@ from backend.parser_parts import (
     MarkedReasoning,
     PlainContent,
     ReasoningPart,
-    Whole,
 )
 from backend.parser_vllm import Kit
 from pipeline.ports import OutputParser
@@ -175,11 +184,12 @@ class _Opening:
         tools, request = self._parser.tool_parser, self._request
         if tools is None or self._is_forced or not (self._wants_calls or self._is_all_engine()):
             return PlainContent()
-        gate = parser_vllm.gate_for(tools)
+        stream = parser_vllm.stream_for(tools, self._tools)
+        gate = parser_vllm.gate_for(tools, stream)
         if gate is None:
             return None
         if not tools.engine_based_streaming:
-            return GatedCalls(gate, self._whole_calls, self._problems)
+            return GatedCalls(gate, self._whole_calls, self._problems, stream)
         markers = parser_vllm.text_markers(self._kit, tools)
         if markers is None:
             return None

@@ -7,14 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from backend.parser_composed import Answer
-from backend.parser_parts import (
-    NOTHING,
-    CallsPart,
-    ReasoningPart,
-    beyond,
-    call_fragments,
-    content_fragments,
-)
+from backend.parser_ending import NOTHING, beyond, content_fragments, ending
+from backend.parser_parts import CallsPart, ReasoningPart
 from pipeline.events import CONTENT, REASONING, Fragment
 
 
@@ -59,7 +53,7 @@ class ChoiceParser:
             self._unread.append(text)
             return NOTHING
         try:
-            return self._note(self._route(self._reasoning.feed(text)))
+            return self._cut(self._note(self._route(self._reasoning.feed(text))))
         except Exception:  # whatever vLLM's parsers raise
             self._problems["stream_raised"] += 1
             self._unread = [text]
@@ -78,7 +72,7 @@ class ChoiceParser:
             return self._cut([*last, *self._calls.finish()])
         except Exception:
             self._problems["whole_parse_raised"] += 1
-            return (*last, *content_fragments(self._calls.rest()))
+            return self._cut([*last, *content_fragments(self._calls.rest())])
 
     def _route(self, fragments: Sequence[Fragment]) -> list[Fragment]:
         routed: list[Fragment] = []
@@ -91,20 +85,27 @@ class ChoiceParser:
 
     def _note(self, fragments: list[Fragment]) -> list[Fragment]:
         for fragment in fragments:
-            (self._reasoned if fragment.channel == REASONING else self._content).append(fragment.text)
+            if fragment.channel == CONTENT:
+                self._content.append(fragment.text)
+            elif fragment.channel == REASONING:
+                self._reasoned.append(fragment.text)
         return fragments
 
     def _recover(self, unread: list[str]) -> Sequence[Fragment]:
-        """What the whole parse has beyond what has left; if it fails too, that is content, all of it."""
+        """What the whole parse has beyond what has left; if it fails too, that is content, all of it.
+
+        But not where a call has begun: then it is most likely a part of that.
+        """
+        begun = self._calls.begun
         try:
             reasoning, whole = self._whole("".join(self._texts), ())
         except Exception:
             self._problems["whole_parse_raised"] += 1
-            return content_fragments(self._calls.rest() + "".join(unread))
+            return content_fragments("" if begun else self._calls.rest() + "".join(unread))
         more = beyond("".join(self._reasoned), reasoning, self._problems)
-        content = content_fragments(beyond("".join(self._content), whole.content, self._problems))
         reasoned = (Fragment(REASONING, more),) if more else NOTHING
-        return self._cut([*reasoned, *content, *call_fragments(whole.calls)])
+        left = "".join(self._content)
+        return self._cut([*reasoned, *ending(left, "", whole, self._problems, begun)])
 
     def _cut(self, fragments: list[Fragment]) -> list[Fragment]:
         limit = self._max_calls

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from backend.parser_parts import NOTHING, Whole, beyond, call_fragments
+from backend.parser_ending import NOTHING, Whole, beyond, call_fragments
 from pipeline.events import CONTENT, REASONING, Fragment
 
 Answer = tuple[str, Whole]  # reasoning, and what the content is

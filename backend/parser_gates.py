@@ -33,6 +33,13 @@ class Gate(Protocol):
         """What is kept: not yet content, and perhaps never."""
 
 
+class Watch(Protocol):
+    """Reads what follows a marker."""
+
+    def feed(self, text: str) -> bool:
+        """Whether a call may come of it."""
+
+
 class ObjectWatch:
     """Reads what may be `{"name": …, "arguments": …}` and says when it is not.
 
@@ -115,11 +122,15 @@ class ObjectWatch:
 
 
 class MarkerGate:
-    """A call begins with a marker; nothing that follows takes that back."""
+    """A call begins with a marker; nothing that follows takes that back.
 
-    __slots__ = ("_is_shut", "_markers", "_parts", "_pattern", "_starts", "_tail", "is_open")
+    `stream` reads along. Once that is certain of a call, so is the gate.
+    """
 
-    def __init__(self, *markers: str) -> None:
+    __slots__ = ("_is_shut", "_markers", "_parts", "_pattern", "_starts", "_stream", "_tail", "is_open")
+
+    def __init__(self, *markers: str, stream: Watch | None = None) -> None:
+        self._stream = stream
         self._markers = markers
         self._starts = frozenset(marker[0] for marker in markers)
         self._pattern = re.compile("|".join(map(re.escape, markers)))
@@ -157,6 +168,10 @@ class MarkerGate:
 
     def _goes_on(self, text: str) -> bool:
         """Whether there can still be a call, with this text after the marker."""
+        is_call = self._stream is not None and self._stream.feed(text)
+        return is_call or self._can_be_call(text)
+
+    def _can_be_call(self, text: str) -> bool:
         return True
 
     def _shut(self) -> str:
@@ -171,11 +186,11 @@ class TaggedObjectGate(MarkerGate):
 
     __slots__ = ("_watch",)
 
-    def __init__(self, marker: str, argument_keys: tuple[str, ...]) -> None:
-        super().__init__(marker)
+    def __init__(self, marker: str, argument_keys: tuple[str, ...], *, stream: Watch | None = None) -> None:
+        super().__init__(marker, stream=stream)
         self._watch = ObjectWatch(argument_keys)
 
-    def _goes_on(self, text: str) -> bool:
+    def _can_be_call(self, text: str) -> bool:
         return self._watch.feed(text)
 
 
@@ -184,12 +199,12 @@ class BareObjectGate(MarkerGate):
 
     __slots__ = ("_watch",)
 
-    def __init__(self, argument_keys: tuple[str, ...]) -> None:
-        super().__init__("{")
+    def __init__(self, argument_keys: tuple[str, ...], *, stream: Watch | None = None) -> None:
+        super().__init__("{", stream=stream)
         self._watch = ObjectWatch(argument_keys)
         self._watch.feed("{")
 
-    def _goes_on(self, text: str) -> bool:
+    def _can_be_call(self, text: str) -> bool:
         return self._watch.feed(text)
 
 

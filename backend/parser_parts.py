@@ -9,27 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from backend.parser_ending import NOTHING, Begun, Whole, content_fragments, ending
 from backend.parser_gates import Gate, Markers, overlap
-from pipeline.events import CONTENT, REASONING, TOOL_ARGUMENTS, TOOL_NAME, Fragment
-
-NOTHING: Final[tuple[Fragment, ...]] = ()
-
-
-class Call(NamedTuple):
-    """A whole tool call."""
-
-    name: str
-    arguments: str
-    call_id: str | None = None
-
-
-class Whole(NamedTuple):
-    """What a whole parse makes of a content."""
-
-    content: str
-    calls: Sequence[Call]
+from backend.parser_stream import CallStream
+from pipeline.events import CONTENT, REASONING, Fragment
 
 
 class ReasoningPart(Protocol):
@@ -40,8 +25,13 @@ class ReasoningPart(Protocol):
 
 
 class CallsPart(Protocol):
-    """Content in, fragments out. `finish` raises whatever vLLM raises; then `rest` says what has not left."""
+    """Content in, fragments out. `finish` raises whatever vLLM raises; then `rest` says what has not left.
 
+    `begun`: the calls of which something has left, with their names and arguments so far.
+    """
+
+    @property
+    def begun(self) -> Sequence[Begun]: ...
     def feed(self, text: str) -> Sequence[Fragment]: ...
     def finish(self) -> Sequence[Fragment]: ...
     def rest(self) -> str: ...
@@ -51,6 +41,7 @@ class PlainContent:
     """All is content."""
 
     __slots__ = ()
+    begun: Sequence[Begun] = ()
 
     def feed(self, text: str) -> Sequence[Fragment]:
         """See `CallsPart`."""
@@ -157,15 +148,23 @@ class EnginePart:
 class GatedCalls:
     """Content up to where a call can begin; what comes after that is parsed whole, at the end.
 
-    Not before the end: one call that cannot be read makes vLLM's whole parse take back the others.
+    Not before the end: one call that cannot be read makes vLLM's whole parse take back the others. What
+    `stream` is sure of leaves all the same, and from its first call on nothing is content any more.
     """
 
-    __slots__ = ("_blank", "_gate", "_parts", "_problems", "_whole")
+    __slots__ = ("_blank", "_gate", "_parts", "_problems", "_stream", "_whole")
 
-    def __init__(self, gate: Gate, whole: Callable[[str], Whole], problems: Counter[str]) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        whole: Callable[[str], Whole],
+        problems: Counter[str],
+        stream: CallStream | None = None,  # the gate feeds it
+    ) -> None:
         self._gate = gate
         self._whole = whole
         self._problems = problems
+        self._stream = stream
         self._parts: list[str] = []  # all text, for the whole parse
         self._blank: str | None = (
             ""  # white space at the beginning: dropped if calls follow; None: text has come
@@ -175,6 +174,11 @@ class GatedCalls:
         """See `CallsPart`."""
         self._parts.append(text)
         content = self._gate.feed(text)
+        if self._stream is not None and self._stream.has_begun:
+            return (*self._content(content), *self._stream.take())
+        return self._content(content)
+
+    def _content(self, content: str) -> Sequence[Fragment]:
         if self._blank is not None:
             content = self._blank + content
             if not content or content.isspace():
@@ -185,16 +189,20 @@ class GatedCalls:
 
     def finish(self) -> Sequence[Fragment]:
         """See `CallsPart`."""
+        rest = (self._blank or "") + self._gate.rest()
         if not self._gate.is_open:
-            return content_fragments(self.rest())
+            return content_fragments(rest)
         text = "".join(self._parts)
-        whole = self._whole(text)
-        left = text.removesuffix(self.rest())
-        return ending(left, self.rest(), whole, self._problems)
+        return ending(text.removesuffix(rest), rest, self._whole(text), self._problems, self.begun)
 
     def rest(self) -> str:
         """See `CallsPart`."""
-        return (self._blank or "") + self._gate.rest()
+        return "" if self.begun else (self._blank or "") + self._gate.rest()
+
+    @property
+    def begun(self) -> Sequence[Begun]:
+        """See `CallsPart`."""
+        return () if self._stream is None else self._stream.begun
 
 
 class EngineCalls:
@@ -209,6 +217,7 @@ class EngineCalls:
     """
 
     __slots__ = ("_blank", "_engine", "_gate", "_has_text", "_problems", "_whole")
+    begun: Sequence[Begun] = ()
 
     def __init__(
         self, gate: Gate, engine: EnginePart, whole: Callable[[str], Whole], problems: Counter[str]
@@ -250,33 +259,3 @@ class EngineCalls:
         self._blank = content[len(text) :]
         self._has_text = self._has_text or bool(text)
         return (*(each for each in fragments if each.channel != CONTENT), *content_fragments(text))
-
-
-def ending(left: str, rest: str, whole: Whole, problems: Counter[str]) -> tuple[Fragment, ...]:
-    """What the whole parse has beyond what has left; all of it if that makes no call and forgets text."""
-    if not whole.calls and not whole.content.startswith(left):
-        problems["contradiction"] += 1
-        return content_fragments(rest)
-    return (*content_fragments(beyond(left, whole.content, problems)), *call_fragments(whole.calls))
-
-
-def beyond(left: str, whole: str, problems: Counter[str]) -> str:
-    """What `whole` has beyond the text that has left. Nothing if they contradict: what has left stays."""
-    if whole.startswith(left):
-        return whole[len(left) :]
-    problems["contradiction"] += 1
-    return ""
-
-
-def content_fragments(text: str) -> tuple[Fragment, ...]:
-    """The text as content, if there is any."""
-    return (Fragment(CONTENT, text),) if text else NOTHING
-
-
-def call_fragments(calls: Sequence[Call]) -> list[Fragment]:
-    """Whole calls, in order."""
-    fragments = []
-    for number, call in enumerate(calls):
-        fragments.append(Fragment(TOOL_NAME, call.name, number, call.call_id))
-        fragments.append(Fragment(TOOL_ARGUMENTS, call.arguments, number))
-    return fragments

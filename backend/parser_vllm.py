@@ -13,14 +13,15 @@ import importlib.util
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
 
+from backend.parser_ending import Call, Whole
 from backend.parser_gates import BareObjectGate, Gate, MarkerGate, Markers, PythonGate, TaggedObjectGate
-from backend.parser_parts import Call, Whole
 from backend.parser_python import PythonCalls
+from backend.parser_stream import CallStream, NamedCalls, ObjectCalls
 from backend.parser_tokenizer import parser_tokenizer
 from pipeline.model_text import CONFIG
 from pipeline.values import ChatRequest
@@ -31,14 +32,33 @@ _MAX_NAMES_CHARS: Final = 1000
 _MAX_KEPT: Final = 16  # configs of engines; vLLM has one or two of each kind
 _RANDOM_ID: Final = re.compile(r"chatcmpl-tool-")  # ids that vLLM makes up where the format has none
 
-# By the class whose whole parse it is: where a call can begin for it. `self` is vLLM's parser.
-_GATES: Final[Mapping[str, Callable[[Any], Gate]]] = {
-    "Hermes2ProToolParser": lambda self: TaggedObjectGate(self.tool_call_start_token, ("arguments",)),
-    "Llama3JsonToolParser": lambda self: BareObjectGate(("arguments", "parameters")),
-    "DeepSeekV3ToolParser": lambda self: MarkerGate(self.tool_calls_start_token),
-    "DeepSeekV31ToolParser": lambda self: MarkerGate(self.tool_calls_start_token),
-    "PythonicToolParser": lambda self: PythonGate(),
-    "Llama4PythonicToolParser": lambda self: PythonGate("<|python_start|>"),
+# By the class whose whole parse it is: where a call can begin for it. `self` is vLLM's parser. With how to
+# read its calls as they pass, where that can be done.
+_GATES: Final[Mapping[str, Callable[[Any, CallStream | None], Gate]]] = {
+    "Hermes2ProToolParser": lambda self, stream: TaggedObjectGate(
+        self.tool_call_start_token, ("arguments",), stream=stream
+    ),
+    "Llama3JsonToolParser": lambda self, stream: BareObjectGate(("arguments", "parameters"), stream=stream),
+    "DeepSeekV3ToolParser": lambda self, stream: MarkerGate(self.tool_calls_start_token, stream=stream),
+    "DeepSeekV31ToolParser": lambda self, stream: MarkerGate(self.tool_calls_start_token, stream=stream),
+    "PythonicToolParser": lambda self, stream: PythonGate(),
+    "Llama4PythonicToolParser": lambda self, stream: PythonGate("<|python_start|>"),
+}
+_SEPARATOR: Final = "<｜tool▁sep｜>"  # of DeepSeek's; their classes have no name for it
+_STREAMS: Final[Mapping[str, Callable[[Any, Collection[str]], CallStream]]] = {
+    "Hermes2ProToolParser": lambda self, names: ObjectCalls(
+        names, {"arguments"}, self.tool_call_start_token, self.tool_call_end_token
+    ),
+    "Llama3JsonToolParser": lambda self, names: ObjectCalls(names, {"arguments", "parameters"}),
+    "DeepSeekV3ToolParser": lambda self, names: NamedCalls(
+        names,
+        f"{self.tool_call_start_token}function{_SEPARATOR}",
+        "\n```json\n",
+        f"\n```{self.tool_call_end_token}",
+    ),
+    "DeepSeekV31ToolParser": lambda self, names: NamedCalls(
+        names, self.tool_call_start_token, _SEPARATOR, self.tool_call_end_token
+    ),
 }
 _TEXT_STATES: Final = ("CONTENT", "REASONING")  # of vLLM's engines
 # Whole parses that are: from the beginning up to an end marker.
@@ -133,13 +153,19 @@ def is_delegating(parser: Any) -> bool:
     return bool(type(parser).parse.__qualname__.startswith("DelegatingParser."))
 
 
-def gate_for(tools: Any) -> Gate | None:
-    """Where a call can begin for this parser of calls, if that is known."""
+def gate_for(tools: Any, stream: CallStream | None = None) -> Gate | None:
+    """Where a call can begin for this parser of calls, if that is known; `stream` reads along."""
     if tools.engine_based_streaming:
         markers = _tool_markers(tools) if hasattr(tools, "_parser_engine") else ()
         return MarkerGate(*markers) if markers else None
     make = _GATES.get(_definer(tools, "extract_tool_calls"))
-    return make(tools) if make else None
+    return make(tools, stream) if make else None
+
+
+def stream_for(tools: Any, definitions: Sequence[Any] | None) -> CallStream | None:
+    """What reads this parser's calls as they pass, if something can. `definitions`: the request's tools."""
+    make = _STREAMS.get(_definer(tools, "extract_tool_calls"))
+    return make(tools, {each.function.name for each in definitions or ()}) if make else None
 
 
 def _tool_markers(adapter: Any) -> Sequence[str]:

@@ -41,12 +41,17 @@ ARGUMENTS: Final[Sequence[dict[str, Any]]] = [
 ]
 
 
+Calls = Sequence[tuple[str, str]]
+
+
 class Answer(NamedTuple):
-    """A model's text. `content`: what ours must have, where that is on purpose not what vLLM has."""
+    """A model's text. `content` and `calls`: what ours must have, where it's on purpose not what vLLM has."""
 
     text: str
     content: str | None = None
     reason: str = ""  # why not
+    calls: Calls | None = None
+    uncut: str = ""  # of a text that has been cut short
 
 
 def _text(value: Any) -> str:
@@ -101,6 +106,7 @@ class Family(NamedTuple):
     broken: Sequence[Answer] = ()
     only_first: bool = False  # calls come first or not at all
     drops_blanks: bool = False  # vLLM drops white space around the content where calls follow
+    streams: bool = False  # calls leave as they pass
 
     def calls(self, *calls: str) -> str:
         return self.begin + self.between.join(calls) + self.end
@@ -108,14 +114,15 @@ class Family(NamedTuple):
     def answers(self) -> list[Answer]:
         calls = [self.write("get_weather", arguments) for arguments in ARGUMENTS]
         long = self.calls(calls[2], calls[3])
-        texts = [*map(self.calls, calls), self.calls(self.write("now", {})), long, *self._cuts(long)]
+        texts = [*map(self.calls, calls), self.calls(self.write("now", {})), long]
+        more = [] if self.only_first else [f"Let me look.\n\n{long}", f" \n{self.calls(calls[0])}"]
         if not self.only_first:
-            texts += [f"Let me look.\n\n{long}", f" \n{self.calls(calls[0])}", f"One: {long}\n"]
-        return [*map(Answer, [*texts, *PLAIN]), *self.broken]
+            more.append(f"One: {long}\n")
+        return [*map(Answer, texts), *self._cuts(long), *map(Answer, [*more, *PLAIN]), *self.broken]
 
-    def _cuts(self, text: str) -> list[str]:
+    def _cuts(self, text: str) -> list[Answer]:
         """As `max_tokens` leaves it."""
-        return [text[: len(text) * tenths // 10] for tenths in (1, 3, 5, 7, 9)]
+        return [Answer(text[: len(text) * tenths // 10], uncut=text) for tenths in (1, 3, 5, 7, 9)]
 
 
 PLAIN: Final = (
@@ -126,15 +133,36 @@ PLAIN: Final = (
     'JSON: {"a": 1, "b": [2]} and {"name": "x"}.',
     "Use <tool_call> to call, or [TOOL, or <function now.",
 )
+_CALL_LEFT: Final = "the call has left before the whole parse finds that it or what follows cannot be read"
+
+
+def _left(text: str, arguments: str = "{}") -> Answer:
+    return Answer(text, "", _CALL_LEFT, [("now" if arguments == "{}" else "get_weather", arguments)])
+
+
 _LLAMA_LEFT: Final = "content has left before the call that the whole parse finds in the middle of a text"
 FAMILIES: Final[dict[str, Family]] = {
     "hermes": Family(
         hermes,
+        streams=True,
         broken=[
             Answer('<tool_call>{"name": "now"}</tool_call> text'),
-            Answer('<tool_call>{"name": "now", "arguments": {}, }</tool_call>'),
-            Answer(hermes("now", {}) + "\n" + hermes("now", {})[:-14] + "{</tool_call> text"),
-            Answer(hermes("get_weather", {"city": "</tool_call>"})),
+            Answer('<tool_call>{"name": "now", "arguments": null}</tool_call> text'),
+            Answer('<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>'),
+            Answer('<tool_call>{"name": "not_a_tool", "arguments": {}}</tool_call>' + hermes("now", {})),
+            Answer(hermes("now", {}) + '<tool_call>{"name": "not_a_tool", "arguments": {}}</tool_call>'),
+            Answer(hermes("now", {}) + '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+            Answer('<tool_call>{"arguments": {"city": "}"}, "name": "get_weather"}</tool_call>'),
+            Answer('<tool_call>{"type": "function", "name": "now", "arguments": {"name": "x"}}</tool_call>'),
+            Answer(
+                '<tool_call> {\n"name" :"now" ,\t"arguments": { "a" :1.0 , "b":"\\u00e9\\ud83c\\udf89" } }\n'
+            ),
+            Answer('<tool_call>{"name": "now", "arguments": {"a": 1, "a": 2}, "id": 1}</tool_call>'),
+            Answer("<tool_call>{'name': 'now', 'arguments': {}}</tool_call>"),
+            _left('<tool_call>{"name": "now", "arguments": {}, }</tool_call>'),
+            _left('<tool_call>{"name": "now", "arguments": {}, "name": "get_weather"}</tool_call>'),
+            _left(hermes("now", {}) + "\n" + hermes("now", {})[:-16] + "</tool_call> text"),
+            _left(hermes("get_weather", {"city": "</tool_call>"}), '{"city": "</tool_call>"}'),
             Answer(hermes("now", {}) + " text"),
             Answer("<tool_call>now</tool_call> text"),
         ],
@@ -154,12 +182,18 @@ FAMILIES: Final[dict[str, Family]] = {
         llama3,
         between="; ",
         only_first=True,
+        streams=True,
         broken=[
             Answer(f"Sure: {llama3('now', {})}", "Sure: ", _LLAMA_LEFT),
             Answer(f"<|python_tag|>{llama3('now', {})}", "<|python_tag|>", _LLAMA_LEFT),
             Answer('{"name": "now"} text'),
-            Answer('{"name": "now", "parameters": {"a": "\n"}} text'),
-            Answer(llama3("now", {}) + " {text}"),
+            Answer(llama3("now", {}) + " text; " + llama3("now", {"a": 1})),
+            Answer('{"name": "not_a_tool", "parameters": {}}; ' + llama3("now", {})),
+            Answer('{"name": "now", "arguments": {"a": {"name": "now", "parameters": {}}}}'),
+            Answer('{"parameters": {"a": 1}, "arguments": {"b": 1}, "name": "now"}'),
+            _left('{"name": "get_weather", "parameters": {"a": "\n"}} text', '{"a": "\n"}'),
+            _left(llama3("now", {}) + " {text}"),
+            _left(llama3("now", {}) + llama3("now", {"a": 1})),
             Answer('{"name": "now", "arguments": {"a": "\\"}"}}'),
         ],
     ),
@@ -168,14 +202,31 @@ FAMILIES: Final[dict[str, Family]] = {
         "<｜tool▁calls▁begin｜>",
         "\n",
         "<｜tool▁calls▁end｜>",
-        broken=[Answer("a <｜tool▁calls▁begin｜> text"), Answer("a <｜tool▁call▁begin｜> text")],
+        streams=True,
+        broken=[
+            Answer("a <｜tool▁calls▁begin｜> text"),
+            Answer("a <｜tool▁call▁begin｜> text"),
+            Answer("<｜tool▁calls▁begin｜>" + deepseek_v3("not_a_tool", {}) + "\n" + deepseek_v3("now", {})),
+            _left("<｜tool▁calls▁begin｜>" + deepseek_v3("now", {}).replace("\n```<", "```<")),
+        ],
     ),
     "deepseek_v31": Family(
         deepseek_v31,
         "<｜tool▁calls▁begin｜>",
         "",
         "<｜tool▁calls▁end｜>",
-        broken=[Answer("a <｜tool▁calls▁begin｜> text"), Answer("a <｜tool▁call▁begin｜> text")],
+        streams=True,
+        broken=[
+            Answer("a <｜tool▁calls▁begin｜> text"),
+            Answer("a <｜tool▁call▁begin｜> text"),
+            Answer("<｜tool▁calls▁begin｜>" + deepseek_v31("not_a_tool", {}) + deepseek_v31("now", {})),
+            Answer("<｜tool▁calls▁begin｜>" + deepseek_v31("now", {}).replace("{}", " {} ")),
+            _left("<｜tool▁calls▁begin｜>" + deepseek_v31("now", {}).replace("{}", "{} x")),
+            _left(
+                "<｜tool▁calls▁begin｜>" + deepseek_v31("get_weather", {"a": 1}).replace(": 1", ":\n1"),
+                '{"a":\n1}',
+            ),
+        ],
     ),
     "mistral": Family(
         mistral,

@@ -52,8 +52,10 @@ class Setup(NamedTuple):
             return
         start, end = self.think
         for answer in self.family.answers():
-            content = None if answer.content is None else "\n\n" + answer.content
-            yield answer._replace(text=f"{start}\nHm, a < b 🎉.\n{end}\n\n{answer.text}", content=content)
+            content = "\n\n" + answer.content if answer.content else answer.content
+            thought = f"{start}\nHm, a < b 🎉.\n{end}\n\n"
+            uncut = answer.uncut and thought + answer.uncut
+            yield answer._replace(text=thought + answer.text, content=content, uncut=uncut)
         yield Answer(f"{start}\nNo end of it <")
         yield Answer(f"No start.{end}{self.family.calls(self.family.write('now', {}))}")
 
@@ -154,9 +156,34 @@ def vllms(setup: Setup, asked: ChatRequest, text: str) -> Parsed:
 def expected(setup: Setup, asked: ChatRequest, answer: Answer) -> Parsed:
     """What vLLM makes of it, but for what the families and answers say."""
     theirs = vllms(setup, asked, answer.text)
-    if answer.content is not None and asked.tool_choice.kind == "auto":
-        return theirs._replace(content=answer.content)
-    return theirs
+    if asked.tool_choice.kind != "auto":
+        return theirs
+    if answer.content is not None:
+        theirs = theirs._replace(content=answer.content)
+    return theirs if answer.calls is None else theirs._replace(calls=list(answer.calls))
+
+
+def check_cut(got: Parsed, uncut: Parsed, text: str) -> None:
+    """Of an answer that was cut short the calls are what has come of those of the whole."""
+    assert got._replace(calls=[]) == uncut._replace(calls=[])
+    last = len(got.calls) - 1
+    for number, (name, arguments) in enumerate(got.calls):
+        whole_name, whole = uncut.calls[number]
+        assert name == whole_name
+        if number < last or not text.endswith(arguments):
+            assert arguments == whole  # spelled alike, since vLLM's spelling is that of our answers
+        assert whole.startswith(arguments)
+
+
+def as_json(calls: Sequence[tuple[str, str]]) -> list[tuple[str, Any]]:
+    """Calls to be compared by the values of their arguments."""
+    values: list[tuple[str, Any]] = []
+    for name, arguments in calls:
+        try:
+            values.append((name, json.loads(arguments)))
+        except ValueError:
+            values.append((name, arguments))
+    return values
 
 
 def forgets_text(theirs: Parsed, answer: Answer) -> bool:
@@ -172,6 +199,12 @@ def check(setup: Setup, asked: ChatRequest, answer: Answer, pieces: Pieces) -> N
         theirs = theirs._replace(content=answer.text)
     if setup.family.drops_blanks and got.content.lstrip() == theirs.content:
         got = got._replace(content=theirs.content)  # before a text, white space has left when calls come
+    if setup.family.streams:
+        if answer.uncut and got.calls:
+            check_cut(got, vllms(setup, asked, answer.uncut), answer.text)
+            return
+        theirs = theirs._replace(calls=as_json(theirs.calls))
+        got = got._replace(calls=as_json(got.calls))
     assert got == theirs, answer.text
 
 
@@ -240,11 +273,51 @@ def test_random_arguments_are_what_vllms_whole_parse_makes_of_them(setup: Setup)
         text = setup.family.calls(*calls)
         if setup.think:
             text = f"{setup.think[0]}Hm.{setup.think[1]}{text}"
-        text = text[: rng.randint(1, len(text))] if rng.random() < 0.3 else text
         pieces = list(units(setup.model, [encode(setup.model, text)]))
-        text = "".join(piece for piece, _ in pieces)  # a tokenizer may have normalized it
-        check(setup, asked, Answer(text), pieces)
-        check(setup, asked, Answer(text), [(piece, ()) for piece in random_split(text, rng) if piece])
+        uncut = text = "".join(piece for piece, _ in pieces)  # a tokenizer may have normalized it
+        if rng.random() < 0.3:
+            text = text[: rng.randint(1, len(text))]
+            pieces = [(character, []) for character in text]
+        answer = Answer(text, uncut=uncut)
+        check(setup, asked, answer, pieces)
+        check(setup, asked, answer, [(piece, ()) for piece in random_split(text, rng) if piece])
+
+
+STREAMING = [setup for setup in SETUPS if setup.family.streams]
+
+
+@pytest.mark.parametrize("setup", STREAMING, ids=str)
+def test_arguments_leave_as_they_pass(setup: Setup) -> None:
+    family = setup.family
+    arguments = {"city": "a long } text, 你好 🎉 " * 9, "where": {"a": [1, {"b": None}]}}
+    raw = json.dumps(arguments, ensure_ascii=False)
+    before, after = family.calls(family.write("get_weather", arguments), family.write("now", {})).split(raw)
+    parser = setup.parsers().open(with_arguments(setup), ())
+    parser.feed(f"{setup.think[0]}Hm.{setup.think[1]}" if setup.think else "", ())
+    assert not [each for character in before for each in parser.feed(character, ())]
+    assert list(parser.feed(raw[0], ())) == [
+        Fragment(TOOL_NAME, "get_weather"),
+        Fragment(TOOL_ARGUMENTS, raw[0]),
+    ]
+    for start in range(1, len(raw), 3):
+        piece = raw[start : start + 3]
+        assert list(parser.feed(piece, ())) == [Fragment(TOOL_ARGUMENTS, piece)]
+    second = [each for character in after for each in parser.feed(character, ())]
+    assert [(each.text, each.call) for each in second] == [("now", 1), ("{", 1), ("}", 1)]
+    assert not parser.finish()
+
+
+@pytest.mark.parametrize("setup", STREAMING, ids=str)
+def test_a_call_that_is_not_whole_stays_when_the_answer_is_cut_off(setup: Setup) -> None:
+    loaded, family = setup.parsers(), setup.family
+    first, second = family.write("now", {}), family.write("get_weather", {"city": "Paris"})
+    text = family.calls(first, second).partition("ris")[0]
+    text = f"{setup.think[0]}Hm.{setup.think[1]}{text}" if setup.think else text
+    loaded.problems.clear()
+    got = ours(loaded, with_arguments(setup), units(setup.model, [encode(setup.model, text)]))
+    assert (got.content, got.calls) == ("", [("now", "{}"), ("get_weather", '{"city": "Pa')])
+    assert loaded.problems == {"contradiction": 1}
+    loaded.problems.clear()
 
 
 @every_setup
@@ -274,6 +347,7 @@ def test_without_parallel_calls_only_the_first_counts(setup: Setup) -> None:
         units(setup.model, [encode(setup.model, "</think>" * bool(setup.think) + text)]),
     )
     assert got.calls == [("now", "{}")]
+    assert not got.content
 
 
 @every_setup
@@ -370,12 +444,12 @@ def test_a_whole_parse_that_raises_leaves_content(setup: Setup, monkeypatch: pyt
     break_method(monkeypatch, loaded._kit.parser_class.tool_parser_cls, "extract_tool_calls")
     loaded.problems.clear()
     text = setup.family.calls(setup.family.write("now", {}))
-    content = ours(
+    got = ours(
         loaded,
         request(),
         units(setup.model, [encode(setup.model, f"{'</think>' * bool(setup.think)}{text}")]),
     )
-    assert content == Parsed("", text, [])
+    assert got == (Parsed("", "", [("now", "{}")]) if setup.family.streams else Parsed("", text, []))
     assert loaded.problems == {"whole_parse_raised": 1}
     loaded.problems.clear()
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from backend.parser_ending import Call, Whole
 from backend.parser_gates import MarkerGate, Markers
-from backend.parser_parts import Call, EngineCalls, EnginePart, GatedCalls, MarkedReasoning, Whole
+from backend.parser_parts import EngineCalls, EnginePart, GatedCalls, MarkedReasoning
 from pipeline.events import CONTENT, REASONING, TOOL_ARGUMENTS, TOOL_NAME, Fragment
 from tests.pipeline.splits import splits
 
