@@ -174,9 +174,10 @@ class GatedCalls:
         """See `CallsPart`."""
         self._parts.append(text)
         content = self._gate.feed(text)
-        if self._stream is not None and self._stream.has_begun:
-            return (*self._content(content), *self._stream.take())
-        return self._content(content)
+        if self._stream is None or not self._stream.has_begun:
+            return self._content(content)
+        calls = self._stream.take()
+        return (*self._content(content), *calls) if content else calls
 
     def _content(self, content: str) -> Sequence[Fragment]:
         if self._blank is not None:

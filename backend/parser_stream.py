@@ -48,7 +48,8 @@ _FOLLOWS: Final[dict[str, dict[str, str]]] = {
 class CallStream:
     """One answer's calls, read from where the gate has opened. A reader of one format is a subclass.
 
-    `begin` leads to each next call. `end` follows its last character, but for white space.
+    `begin` leads to each next call. `end` follows its last character, but for white space. `has_begun`: some
+    call has.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class CallStream:
         "_tool_names",
         "_wanted",
         "_where",
+        "has_begun",
     )
 
     def __init__(self, tool_names: Collection[str], begin: str, end: str) -> None:
@@ -75,23 +77,19 @@ class CallStream:
         self._names: list[str] = []
         self._arguments: list[list[str]] = []  # of each call, in pieces
         self._out: list[Fragment] = []
+        self.has_begun = False
 
     def feed(self, text: str) -> bool:
         """The next text. Whether a call has begun."""
         position = 0
         while position < len(text):
             position = self._where(self, text, position)
-        return bool(self._names)
+        return self.has_begun
 
     def take(self) -> Sequence[Fragment]:
         """What may leave since the last call."""
         out, self._out = self._out, []
         return out
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a call has begun."""
-        return bool(self._names)
 
     @property
     def begun(self) -> Sequence[Begun]:
@@ -106,6 +104,7 @@ class CallStream:
         self._out.append(Fragment(TOOL_NAME, name, len(self._names)))
         self._names.append(name)
         self._arguments.append([])
+        self.has_begun = True
 
     def _add_arguments(self, piece: str) -> None:
         self._arguments[-1].append(piece)
