@@ -103,13 +103,16 @@ class KeywordStream:
 
     def phrase_start(self, rule: Rule) -> tuple[int, int] | None:
         """Where the earliest phrase began that is under way and may excuse the rule: folded, raw."""
-        automaton, under_way, state = self.automaton, self._patterns.under_way, self.state
-        while not self.is_settled and automaton.depth[state]:
-            depth = automaton.depth[state]
-            for pattern in under_way.get(state, ()):
-                if pattern.excuses(rule) and self._is_possible(pattern, depth):
+        phrases = self._patterns.phrases_under_way
+        under_way = [phrases[rule_id] for rule_id in (rule.id, None) if rule_id in phrases]
+        if not under_way or self.is_settled:
+            return None
+        depths, fail, state = self.automaton.depth, self.automaton.fail, self.state
+        while depth := depths[state]:
+            for patterns in under_way:
+                if state in patterns and any(self._is_possible(each, depth) for each in patterns[state]):
                     return self.num_folded - depth, self.raw_of(self.num_folded - depth)
-            state = automaton.fail[state]
+            state = fail[state]
         return None
 
     def _is_possible(self, pattern: Pattern, depth: int) -> bool:
@@ -274,7 +277,7 @@ class RunStream(FoldedStream):
     def _live_depth(self, closed_only: bool) -> int:
         if not self._patterns.has_counts:
             return (self._patterns.live_closed if closed_only else self.automaton.live)[self.state]
-        automaton, under_way, state = self.automaton, self._patterns.under_way, self.state
+        automaton, under_way, state = self.automaton, self._patterns.keywords_under_way, self.state
         while automaton.depth[state]:
             depth = automaton.depth[state]
             for pattern in under_way.get(state, ()):

@@ -84,20 +84,36 @@ class FoldedPatterns:
         return any(pattern.repeats for pattern in self.patterns)
 
     @cached_property
-    def under_way(self) -> dict[int, list[Pattern]]:
-        """The phrases that are under way in a state of the automaton: begun, and not yet a match; keywords
-        too if they may be impossible all the same, by how often a character stood in a row.
+    def phrases_under_way(self) -> dict[str | None, dict[int, tuple[Pattern, ...]]]:
+        """For the id of each rule (None: for all rules): state of the automaton -> the phrases that excuse it
+        and are under way there, begun and not yet a match.
         """
-        states: dict[int, list[Pattern]] = {}
+        phrases: dict[str | None, dict[int, tuple[Pattern, ...]]] = {}
         for index, pattern in enumerate(self.patterns):
-            if pattern.is_phrase or self.has_counts:
-                for state in self.automaton.prefix_states(index):
-                    states.setdefault(state, []).append(pattern)
-        return states
+            if pattern.is_phrase:
+                rule_id = None if pattern.rule is None else pattern.rule.id
+                self._note_states(index, phrases.setdefault(rule_id, {}))
+        return phrases
+
+    @cached_property
+    def keywords_under_way(self) -> dict[int, tuple[Pattern, ...]]:
+        """State of the automaton -> the keywords under way there, which may be impossible all the same, by
+        how often a character stood in a row. Empty where that does not matter.
+        """
+        keywords: dict[int, tuple[Pattern, ...]] = {}
+        for index, pattern in enumerate(self.patterns):
+            if self.has_counts and not pattern.is_phrase:
+                self._note_states(index, keywords)
+        return keywords
 
     def make_ready(self) -> None:
         """Builds what streams need, so that none of them has to."""
-        _ = self.automaton, self.live_closed, self.under_way
+        _ = self.automaton, self.live_closed, self.phrases_under_way, self.keywords_under_way
+
+    def _note_states(self, index: int, noted: dict[int, tuple[Pattern, ...]]) -> None:
+        alone = (self.patterns[index],)
+        for state in self.automaton.prefix_states(index):
+            noted[state] = noted[state] + alone if state in noted else alone
 
 
 class Patterns(FoldedPatterns):

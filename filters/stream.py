@@ -19,8 +19,9 @@ __all__ = ["MAX_HOLD_CHARS", "CompiledRules", "OnMaxHold", "StreamFilter"]
 
 
 class CompiledRules(Patterns):
-    """Rules ready for streams and scans. Built once (about 0.1 s for 5,000 keywords), shared, immutable.
+    """Rules ready for streams and scans. Built once, shared, immutable.
 
+    It takes 0.25 s for 5,000 keywords with whole words and phrases, 3 s for 50,000, of one core.
     `max_hold_chars`: raw characters that a stream may hold; `on_max_hold`: what happens to them past that.
     """
 

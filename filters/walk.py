@@ -63,18 +63,26 @@ class Walk:
             {LIVE: ARRIVED, STATE: state, FAIL: None} if outputs else nodes[state]
             for state, outputs in enumerate(automaton.outputs)
         ]
+        # After a root, and after a character that fails to it.
+        common = {
+            root: {char: targets[automaton.step(root, char)] for char in PRINTABLE}
+            for root in range(automaton.last_root + 1)
+        }
         for state, node in enumerate(nodes):
-            edges = automaton.goto[state]
             awaiting = automaton.awaiting[state]
-            if automaton.depth[state] and not awaiting:
-                node[FAIL] = nodes[automaton.fail[state]]
-            for char, target in edges.items():
+            fail = automaton.fail[state] if automaton.depth[state] else state
+            if fail != state and not awaiting:
+                node[FAIL] = nodes[fail]
+            if fail in common and not awaiting and automaton.depth[state] <= 1:
+                node.update(common[fail])
+            for char, target in automaton.goto[state].items():
                 if not awaiting or is_word_char(char):
                     for form in (char, *variants(char)):
                         node[form] = targets[target]
-            for char in LETTERS if awaiting else PRINTABLE if automaton.depth[state] <= 1 else "":
-                if char not in node:
-                    node[char] = targets[automaton.step(state, char)]
+            if awaiting:
+                for char in LETTERS:
+                    if char not in node:
+                        node[char] = targets[automaton.step(state, char)]
 
 
 @cache

@@ -42,14 +42,24 @@ def test_only_keywords_of_active_rules_hold() -> None:
     assert lives == [0, 0, 1, 2, 0]
 
 
-def test_under_way_are_the_phrases_that_are_begun_and_not_yet_a_match() -> None:
+def test_phrases_under_way_are_those_that_are_begun_and_not_yet_a_match() -> None:
     patterns = compiled()
+    assert patterns.phrases_under_way.keys() == {"b", None}
     state, texts = patterns.automaton.start, []
     for char in "a foob":
         state = patterns.automaton.step(state, char)
-        texts.append([pattern.text for pattern in patterns.under_way.get(state, ())])
+        found = [patterns.phrases_under_way[rule_id].get(state, ()) for rule_id in ("b", None)]
+        texts.append([[pattern.text for pattern in phrases] for phrases in found])
     # `a foo` waits for the end of the word; `foobar` is found under the shorter suffixes before.
-    assert texts == [["a foo"], ["a foo"], ["a foo"], ["a foo"], ["a foo"], ["foobar"]]
+    assert texts == [[[], ["a foo"]]] * 5 + [[["foobar"], []]]
+
+
+def test_keywords_under_way_are_known_where_it_matters_how_often_a_character_stood() -> None:
+    assert compiled().keywords_under_way == {}
+    (_, runs) = Patterns(RuleSet((Rule("r", ("aab",), "block", allow=("xaab",), repeats=True),))).by_folding
+    state = runs.automaton.step(runs.automaton.start, "a")
+    assert [pattern.text for pattern in runs.keywords_under_way[state]] == ["ab"]
+    assert runs.automaton.step(runs.automaton.start, "x") not in runs.keywords_under_way
 
 
 def test_live_closed_is_that_of_rules_that_fail_closed() -> None:
