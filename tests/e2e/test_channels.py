@@ -265,7 +265,6 @@ async def test_a_call_that_is_none_in_the_end_is_content_with_its_rules(served: 
     assert said.finish == "stop"
 
 
-@pytest.mark.xfail(strict=True, reason="the time in which a parser keeps its tokens counts as held")
 async def test_text_that_waits_while_a_parser_reads_a_call_is_not_held_for_too_long(served: Served) -> None:
     """No token that could decide it comes to its channel in that time."""
     listener = await served.streamed(chat("A long call", tools=TOOLS, max_tokens=3000))
