@@ -87,7 +87,10 @@ class ChannelText:
         """What may leave now."""
         if self._dropper is not None:
             text = self._dropper.feed(text)
-        return self._pass(text) if text else ""
+        if text:
+            return self._pass(text)
+        self.is_new_hold = False
+        return ""
 
     def flush(self) -> str:
         """The text has ended. After the first time nothing is left."""

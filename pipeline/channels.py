@@ -127,14 +127,16 @@ class Channels:
         if self._parser is not None and not self.is_over:
             for fragment in self._parser.finish():
                 self._take(fragment)
+                if self.is_over:
+                    break
         for channel in self._all():
             self._add_text(channel, channel.flush())
             self.look(channel)
         if self.blocked:
-            finish, stop_reason = "content_filter", None
-        elif finish == "stop" and self.num_calls:
-            finish = "tool_calls"
-        problem = self._problem(finish, stop_reason)
+            finish, stop_reason, self.failure = "content_filter", None, None  # it began before what is wrong
+        elif finish == "stop" and self.num_calls and not isinstance(stop_reason, str):
+            finish = "tool_calls"  # a call that the client's own stop string cut is none to be made
+        problem = None if self.blocked else self._problem(finish, stop_reason)
         if problem is not None:
             problem = self._through_rules(problem)
             if self._fails_on_problem:
@@ -173,7 +175,7 @@ class Channels:
         self.hits += [(channel.channel, hit) for hit in channel.hits]
         channel.hits.clear()
         self.blocked = self.blocked or channel.blocked
-        if channel.problem is not None and self._fails_on_problem:
+        if channel.problem is not None and self._fails_on_problem and not self.blocked:
             self.failure = InvalidAnswer(self._through_rules(channel.problem))
 
     def _count(self, num_ids: int, before: ChannelText, has_text: bool) -> None:
@@ -209,7 +211,7 @@ class Channels:
         if not self.blocked:
             self._call = self.active = self._opened(TOOL_ARGUMENTS)
             call_id = fragment.call_id
-            if call_id is not None and self._through_rules(call_id) != call_id:
+            if call_id is not None and self._through_rules(call_id, TOOL_NAME) != call_id:
                 call_id = None  # some models make it of the name; then it gets one of ours
             self._add(ToolCallDelta(self.num_calls, shown, "", call_id))
             self.num_calls += 1
@@ -251,16 +253,16 @@ class Channels:
         """As a part of the last event where that is of the same text, so that a step makes few."""
         last = self._events[-1] if self._events else None
         if isinstance(event, TextDelta) and isinstance(last, TextDelta) and last.channel == event.channel:
-            logprobs = [*last.logprobs, *event.logprobs]
+            logprobs = (*last.logprobs, *event.logprobs)
             self._events[-1] = TextDelta(event.channel, last.text + event.text, logprobs)
         elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta) and event.name is None:
             self._events[-1] = last._replace(arguments=last.arguments + event.arguments)
         else:
             self._events.append(event)
 
-    def _through_rules(self, text: str) -> str:
+    def _through_rules(self, text: str, name: str = CONTENT) -> str:
         """What may leave of a text that is about the answer, and may quote it."""
-        channel = self._open_channel(TOOL_NAME)
+        channel = self._open_channel(name)
         return channel.feed(text) + channel.flush()
 
     def _problem(self, finish: FinishReason, stop_reason: int | str | None) -> str | None:

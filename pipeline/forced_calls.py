@@ -134,7 +134,7 @@ class RequiredCalls:
         return out
 
     def finish(self) -> Sequence[Fragment]:
-        return ()
+        return ()  # a call that was cut off before its name is nothing; the finish says that it was cut off
 
     def _step(self, text: str, position: int, out: list[Fragment]) -> int:
         """Over one character of the structure; or to the same, which begins something else."""

@@ -21,6 +21,8 @@ from pipeline.values import TokenLogprobs
 # there.
 CONTEXT_CHARS: Final = 256
 
+BROKEN: Final = "\ufffd"  # stands for a part of a character
+
 TokenText = Callable[[int], str]
 Completes = Callable[[str, str], bool]  # context, text: whether the text completes something denied
 
@@ -46,7 +48,8 @@ class LogprobQueue:
     def add(self, ids: Sequence[int], text: str, entries: Sequence[TokenLogprobs]) -> None:
         """Tokens that make this text together: mostly one, several for a character in pieces."""
         if self._completes is not None:
-            entries = [self._without_denied(entry) for entry in entries]
+            is_whole = len(ids) == 1
+            entries = [self._without_denied(entry, is_whole) for entry in entries]
         self._waiting.append((ids, text, entries))
 
     def skip(self) -> None:
@@ -102,8 +105,12 @@ class LogprobQueue:
         self._passed = self._passed[num_characters:]
         self._end += num_characters
 
-    def _without_denied(self, entry: TokenLogprobs) -> TokenLogprobs:
-        """Without the alternatives that, in the place of this token, would complete a denied word."""
+    def _without_denied(self, entry: TokenLogprobs, is_whole: bool) -> TokenLogprobs:
+        """Without the alternatives that, in the place of this token, would complete a denied word.
+
+        What a part of a character would complete cannot be told: none is let through, and none in the place
+        of a token that is such a part.
+        """
         ids = entry.token_ids
         if len(ids) == 1 or self._completes is None:
             return entry
@@ -112,11 +119,16 @@ class LogprobQueue:
         kept = [
             place
             for place, token_id in enumerate(ids)
-            if token_id == ids[0] or not self._completes(context, self._token_text(token_id))
+            if token_id == ids[0] or (is_whole and self._is_harmless(context, token_id))
         ]
         if len(kept) == len(ids):
             return entry
         return TokenLogprobs([ids[i] for i in kept], [entry.logprobs[i] for i in kept], entry.rank)
+
+    def _is_harmless(self, context: str, token_id: int) -> bool:
+        text = self._token_text(token_id)
+        assert self._completes is not None
+        return BROKEN not in text and not self._completes(context, text)
 
 
 def _num_common(first: str, second: str) -> int:

@@ -151,6 +151,71 @@ def test_block_in_any_channel_ends_the_choice(text: str) -> None:
     assert [hit.rule_id for hit in choice.hits] == ["b"]
 
 
+class AtTheEnd(MarkParser):
+    """Says nothing before its end."""
+
+    last: Sequence[Fragment] = ()
+
+    def feed(self, text: str, ids: Sequence[int]) -> list[Fragment]:
+        return []
+
+    def finish(self) -> list[Fragment]:
+        return [*self.last]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [Fragment(REASONING, "a敏感词b"), Fragment(CONTENT, "more")],
+        [
+            Fragment(TOOL_NAME, "f"),
+            Fragment(TOOL_ARGUMENTS, "{}"),
+            Fragment(TOOL_NAME, "敏感词", 1),
+            Fragment(TOOL_ARGUMENTS, "{}", 1),
+        ],
+    ],
+)
+def test_nothing_leaves_after_a_block_in_what_a_parser_says_at_its_end(last: list[Fragment]) -> None:
+    class Parser(AtTheEnd):
+        pass
+
+    Parser.last = last
+    choice = said(opened(Rule("b", ("敏感词",), "block"), parser=Parser), "x")
+    assert choice.finish == "content_filter"
+    assert (choice.content, choice.reasoning) in (("", "a"), ("", ""))
+    assert choice.calls in ([], [("f", "{}")])
+
+
+def test_call_that_the_clients_stop_string_cuts_is_not_to_be_made() -> None:
+    choice = opened(stop=("STOP",))
+    choice.feed(ids_of('[f:{"a":"STOP"}]'))
+    assert (choice.calls, choice.finish, choice.stop_reason) == ([("f", '{"a":"')], "stop", "STOP")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_block_before_what_breaks_the_form_comes_first(chunked: bool, fails: bool) -> None:
+    rule = Rule("b", ("敏感词",), "block")
+    choice = opened(rule, answer_format=AnswerFormat(), fails_on_problem=fails, parser=None)
+    ids = ids_of('{"a":"敏感词"}x')
+    for chunk in [[each] for each in ids] if chunked else [ids]:
+        if choice.finish is None:
+            choice.feed(chunk)
+    assert (choice.content, choice.finish, choice.failure) == ('{"a":"', "content_filter", None)
+    assert choice.last is not None
+    assert choice.last.problem is None
+
+
+def test_what_is_wrong_with_an_answer_goes_through_the_rules_of_content() -> None:
+    schema = {"type": "object", "properties": {"secret": {"type": "integer"}}}
+    for channels, is_shown in ((("content",), False), (("reasoning",), True)):
+        rule = Rule("m", ("secret",), "mask", replacement="*", channels=channels)
+        choice = answered('{"secret": "1"}', "stop", schema, rule)
+        assert choice.failure is not None
+        assert ("secret" in str(choice.failure)) == is_shown
+        assert "at /" in str(choice.failure)
+
+
 def test_stop_string_in_a_parsers_text_ends_before_the_parser_sees_it() -> None:
     choice = opened(stop=("STOP",))
     choice.feed(ids_of("(a ST"))

@@ -467,6 +467,29 @@ def test_alternative_that_would_complete_a_denied_word_does_not_leave(chunked: b
         assert choice.logprobs[2] == PositionLogprobs(x, 2, 3, choice.logprobs[2].logprobs)
 
 
+def test_alternative_that_is_a_part_of_a_character_does_not_leave() -> None:
+    """After the bytes of `敏` and two of those of `感`, an alternative is the third."""
+    ids = byte_ids("敏感")
+    rules = (Rule("m", ("敏感",), "mask", replacement="*"),)
+    other = byte_ids("愞")  # its first two bytes are those of `感`
+    assert other[:2] == ids[3:5]
+    said = [*ids[:5], other[2]]
+    entries = [TokenLogprobs([token_id, token_id, ids[5]], [-1.0, -1.0, -2.0], 1) for token_id in said]
+    shown = {(): 3, rules: 2}
+    for given, num_kept in shown.items():
+        choice = outbound(*given)
+        choice.feed(said, "length", None, entries)
+        assert [len(each.logprobs.token_ids) for each in choice.logprobs] == [num_kept] * 6
+
+
+def test_hold_is_not_new_again_while_no_text_comes() -> None:
+    out = outbound(MASK)
+    out.feed(ids_of("敏"))
+    assert (out.num_held, out.is_new_hold) == (1, True)
+    out.feed([special("<|im_start|>")])
+    assert (out.num_held, out.is_new_hold) == (1, False)
+
+
 def test_logprobs_of_text_released_at_its_time_limit_leave_with_it() -> None:
     choice = outbound(MASK, max_hold_s_policy="release")
     ids = byte_ids("敏")
