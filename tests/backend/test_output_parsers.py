@@ -475,6 +475,28 @@ def test_an_engine_that_raises_is_made_good_for_by_the_whole_parse(monkeypatch: 
     loaded.problems.clear()
 
 
+def test_a_call_that_has_begun_goes_on_from_the_whole_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.parser.engine.adapters import ParserEngineReasoningAdapter
+
+    loaded = parsers("qwen3", "hermes", "qwen3")
+    loaded.problems.clear()
+    rest = [" <", 'b"}}</tool_call>']
+    for is_whole, arguments in ((True, '{"city": "a <b"}'), (False, '{"city": "a')):
+        parser = loaded.open(request(), ())
+        text = 'Hm.</think>Look: <tool_call>{"name": "get_weather", "arguments": {"city": "a'
+        left = list(parser.feed(text, ()))
+        assert left[-1] == Fragment(TOOL_ARGUMENTS, '{"city": "a')
+        with monkeypatch.context() as patch:
+            break_method(patch, ParserEngineReasoningAdapter, "extract_reasoning_streaming")
+            if not is_whole:
+                break_method(patch, loaded._kit.parser_class.tool_parser_cls, "extract_tool_calls")
+            left += [each for piece in rest for each in parser.feed(piece, ())]
+            left += parser.finish()
+        assert joined(left) == Parsed("Hm.", "Look: ", [("get_weather", arguments)])
+    assert loaded.problems == {"stream_raised": 2, "whole_parse_raised": 1}
+    loaded.problems.clear()
+
+
 def test_a_parser_of_unknown_kind_that_raises_leaves_content(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = parsers("composed", "jamba")
     loaded.problems.clear()

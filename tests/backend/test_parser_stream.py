@@ -47,6 +47,12 @@ CASES: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("tagged", '{"arguments": {"a": "}"}, "name": "f', []),
     ("tagged", '{"arguments": {"a": oops}, "name": "f"}', []),
     ("tagged", '{"type": "function", "name": "f", "arguments": {}}', [("f", "{}")]),
+    ("tagged", '{"type": "\n", "name": "f", "arguments": {}}', []),
+    (
+        "tagged",
+        '{"arguments": {}, "name": "g"}</call><call>{"name": "f", "arguments": {"a": 1}}',
+        [("g", "{}"), ("f", '{"a": 1}')],
+    ),
     ("tagged", '{"type": 3, "name": "f", "arguments": {}}', []),
     ("tagged", '{"name": "no tool", "arguments": {}}', []),
     ("tagged", '{"name": "f", "name": "g", "arguments": {}}', []),
@@ -130,7 +136,8 @@ def part(form: str, whole: Whole, problems: Counter[str]) -> GatedCalls:
 
 JSON = [
     F,
-    F,
+    F[:-1] + ", }",
+    F[:-3],
     '{"name": "f"',
     ', "arguments": {',
     '"a": "',
@@ -183,6 +190,7 @@ def test_no_split_changes_what_leaves_of_content_and_calls(form: str) -> None:
             content = "".join(each.text for each in fragments if each.channel == CONTENT)
             named = joined([each for each in fragments if each.channel != CONTENT])
             assert text.startswith(content)
+            assert not named or content.strip() in ("", "x")  # not what follows the marker
             ends.add((content, tuple(named), calls.rest()))
         assert len(ends) == 1, text
         num_calls += bool(ends.pop()[1])
@@ -197,6 +205,7 @@ ENDINGS = [
     ("}}", Whole("x ", [Call("f", '{"a": 1}'), Call("h", "1", "id")]), [("h", "1")], 0),
     ("}", Whole("x ", [Call("f", '{"a": 2}'), Call("h", "1", "id")]), [("h", "1")], 1),
     ("", Whole("x ", [Call("f", '{"a": 1, "b": 2}')]), [', "b": 2}'], 0),
+    ("}", Whole("x ", [Call("f", '{"a": 1} x')]), [], 1),
     ("", Whole("x ", [Call("f", '{"b": 2}')]), [], 1),
     ("}}", Whole("x ", [Call("h", '{"a": 1}'), Call("f", "{}")]), [], 1),
     ("}}", Whole("x <call>" + F, []), [], 1),
