@@ -38,7 +38,7 @@ class Folder(NamedTuple):
 class CombinedFilter(StreamFilter):
     """A `pipeline.ports.TextFilter` for any rules."""
 
-    __slots__ = ("_folders", "_has_keywords", "_is_quiet", "_max_hold_chars", "_may_be_quiet", "_pii")
+    __slots__ = ("_folders", "_has_keywords", "_is_quiet", "_max_hold_chars", "_pii", "_quick_pii")
 
     def __init__(
         self, rules: Patterns, walk: Walk, folders: Sequence[Folder], tails: Tails | None, policy: HoldPolicy
@@ -61,32 +61,38 @@ class CombinedFilter(StreamFilter):
         ]
         self._max_hold_chars = policy.max_hold_chars
         self._has_keywords = bool(rules.patterns)
-        # Quiet: nothing waits, and the quick way past the detectors tells what is held.
-        self._may_be_quiet = not rules.others and max(rules.longest, MAX_RUN) <= policy.max_hold_chars
-        self._is_quiet = self._may_be_quiet
+        self._is_quiet = True  # nothing waits, and what is held is straight
+        # For ordinary pieces, where there is nothing else to do.
+        is_quick = not rules.others and max(rules.longest, MAX_RUN) <= policy.max_hold_chars
+        self._quick_pii = self._pii if is_quick else None
 
     def feed(self, text: str) -> str:
         """More text; returns what may leave now."""
         if len(text) + self.held <= self._max_hold_chars:
             if self._has_keywords:
                 return StreamFilter.feed(self, text)
-            return self._end_chunk(self._node, text) if not self._is_closed else self._refuse()
+            return self._refuse() if self._is_closed else self._end_chunk(self._node, text)
         if self._is_closed:
             return self._refuse()
         parts = []
         at = 0
         while at < len(text) and not self.blocked:
             end = at + max(1, self._max_hold_chars - self.held)
-            parts.append(StreamFilter.feed(self, text[at:end]))
+            piece = text[at:end]
+            has_keywords = self._has_keywords
+            parts.append(
+                StreamFilter.feed(self, piece) if has_keywords else self._end_chunk(self._node, piece)
+            )
             at = end
         return "".join(parts)
 
     _border = HeldText._border  # of all tracks
 
     def _catch_up(self) -> None:
-        super()._catch_up()
+        end = self.released + len(self._text)
+        self._steps.move_to(self._node[STATE], end)
         if self._pii is not None:
-            self._pii.catch_up(self._num_read)
+            self._pii.catch_up(end)
         self._is_quiet = False
 
     def _decide(self) -> None:
@@ -102,8 +108,9 @@ class CombinedFilter(StreamFilter):
     def _end_chunk(self, node: Node, text: str) -> str:
         """A piece in which no bound can be passed but with its only character."""
         live: int = node[LIVE]
-        if live >= 0 and self._is_quiet and self._pii is not None:
-            held = self._pii.pass_over(text)
+        pii = self._quick_pii
+        if live >= 0 and self._is_quiet and pii is not None:
+            held = pii.pass_over(text)
             if held >= 0:
                 if live > held:
                     held = live
@@ -122,23 +129,23 @@ class CombinedFilter(StreamFilter):
         """The piece under all foldings, with all that it may decide."""
         steps, start = self._steps, self.released + self.held
         end = start + len(text)
-        steps.move_to(node[STATE], end)
-        if node[LIVE] == ARRIVED:
-            steps.arrive()
-        self._node = self._resting_node()
-        border = min(steps.live_from, self._read_others(text, start, end))
+        live: int = node[LIVE]
+        is_regular = live >= 0 and self._is_quiet
+        if is_regular:
+            self._node = node
+            border = end - live
+        else:
+            steps.move_to(node[STATE], end)
+            if live == ARRIVED:
+                steps.arrive()
+            self._node = self._resting_node()
+            border = steps.live_from
+        border = min(border, self._read_others(text, start, end))
         self._text += text
-        is_free = True  # to leave before the border
         if not self._settling.is_empty or border < self._floor or end - border > self._max_hold_chars:
-            border, is_free = self._settled_border(end)
+            return self._decide_all(end)
         out = self._release(border)
-        self._is_quiet = (
-            is_free
-            and self._may_be_quiet
-            and self._settling.is_empty
-            and self._emitter is None
-            and steps.offsets.is_straight
-        )
+        self._is_quiet = is_regular or (self._emitter is None and steps.offsets.is_straight)
         return out
 
     def _read_others(self, text: str, start: int, end: int) -> int:
@@ -161,17 +168,24 @@ class CombinedFilter(StreamFilter):
                     border = min(border, stream.read(folded, origins, end))
         return border
 
-    def _settled_border(self, end: int) -> tuple[int, bool]:
-        """Decides what can be decided; returns up to where text leaves, and whether no bound says so."""
-        if self._pii is not None:
-            self._pii.catch_up(end)
+    def _decide_all(self, end: int) -> str:
+        """Decides what can be decided, now that all have read up to `end`."""
+        self._catch_up()
         self._settle()
-        if not self.blocked:
-            border = self._border()
-            if end - border <= self._max_hold_chars:
-                return border, border > self._floor
+        if self.blocked:
+            return self._release(self._floor)
+        border = self._border()
+        if end - border > self._max_hold_chars:
             self._force()
-        return self._floor, False
+            border = self._floor
+        out = self._release(border)
+        self._is_quiet = (
+            border > self._floor  # else what is under way may have been forced
+            and self._settling.is_empty
+            and self._emitter is None
+            and self._steps.offsets.is_straight
+        )
+        return out
 
 
 def folders_of(rules: Patterns) -> list[Folder]:

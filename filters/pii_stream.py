@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from filters.folding import fold, fold_and_tell
 from filters.patterns import Patterns
-from filters.pii import LOOK_BACK, MAX_TRIES, SIGNS, Detector, Signs, find_emails
+from filters.pii import LOOK_BACK, MAX_TRIES, SIGNS, Detector, find_emails
 from filters.reading import Reading
 from filters.rule_folding import DEFAULT, Uneven
 from filters.rules import Rule
@@ -37,7 +37,7 @@ class Tail(NamedTuple):
     """
 
     held: int
-    runs: tuple[int, ...]
+    runs: Sequence[int]
     is_joined: bool
 
 
@@ -46,8 +46,13 @@ class Tails:
 
     def __init__(self, rules: Patterns) -> None:
         self._signs = [SIGNS[detect] for detect in rules.detectors]
-        self._holds = [any(rule.holds() for rule in rules.pii_of(detect)) for detect in rules.detectors]
         self._has_sign = _pattern_of("".join(signs.signs for signs in self._signs))
+        # For each detector: how long its runs may be, what a longer one counts and holds, whether any holds.
+        self._limits: list[tuple[int, int, int, bool]] = []
+        for detect, signs in zip(rules.detectors, self._signs, strict=True):
+            most, keeps_end = signs.max_run, signs.keeps_end_of_run
+            holds = any(rule.holds() for rule in rules.pii_of(detect))
+            self._limits.append((most, most if keeps_end else most + 1, most if keeps_end else 0, holds))
         self.known: dict[str, Tail | None] = {}
 
     def learn(self, piece: str) -> Tail | None:
@@ -55,33 +60,28 @@ class Tails:
         folded, is_even = fold_and_tell(piece)
         tail = None
         if piece and is_even and self._has_sign.search(folded) is None:
-            sizes = [_run_of(folded, signs) for signs in self._signs]
-            tail = self.of(sizes, len(piece) in sizes)
+            rests = [folded.rstrip(signs.run_chars) if signs.run_chars else folded for signs in self._signs]
+            sizes = [len(folded) - len(rest) for rest in rests]
+            tail = Tail(*self.held_of(sizes), len(piece) in sizes)
         if len(piece) <= _MAX_KNOWN_CHARS:
             if len(self.known) >= _MAX_KNOWN:
                 self.known.clear()
             self.known[piece] = tail
         return tail
 
-    def join(self, runs: Sequence[int], piece: str, tail: Tail) -> Tail:
-        """The tail of a text that ended with these runs, and the piece after it."""
-        size = len(piece)
-        return self.of([run + (run == size) * before for run, before in zip(tail.runs, runs, strict=True)])
-
-    def of(self, runs: Sequence[int], is_joined: bool = False) -> Tail:
-        """A tail with these runs, which may be longer than matters."""
-        counted = []
+    def held_of(self, sizes: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """How much is held by runs of these sizes at the end of a text; the runs as far as they matter."""
         held = 0
-        for run, signs, holds in zip(runs, self._signs, self._holds, strict=True):
-            most = signs.max_run
+        runs = []
+        for run, (most, counted, kept, holds) in zip(sizes, self._limits, strict=True):
             if run > most:
-                counted.append(most if signs.keeps_end_of_run else most + 1)
-                run = most if signs.keeps_end_of_run else 0
+                runs.append(counted)
+                run = kept
             else:
-                counted.append(run)
+                runs.append(run)
             if holds and run > held:
                 held = run
-        return Tail(held, tuple(counted), is_joined)
+        return held, runs
 
 
 class PiiStream:
@@ -97,11 +97,14 @@ class PiiStream:
         "_has_sign",
         "_holds_closed",
         "_is_settled",
+        "_keeps_end_of_run",
+        "_max_run",
         "_num_found",
         "_reading",
         "_rules_of",
+        "_run_chars",
         "_settling",
-        "_signs",
+        "_shortest",
         "_track",
         "done",
         "holds",
@@ -113,8 +116,8 @@ class PiiStream:
         self, detect: Detector, rules: Sequence[Rule], reading: Reading, track: int, settling: Settling
     ) -> None:
         self._detect = detect
-        self._signs = SIGNS[detect]
-        self._has_sign = _pattern_of(self._signs.signs)
+        signs, self._run_chars, self._max_run, self._keeps_end_of_run, self._shortest = SIGNS[detect]
+        self._has_sign = _pattern_of(signs)
         self._rules_of: dict[str, list[Rule]] = {}
         for rule in rules:
             self._rules_of.setdefault(rule.pii, []).append(rule)
@@ -133,32 +136,39 @@ class PiiStream:
     def read(self, piece: str) -> None:
         """The window has grown by a piece."""
         if self.is_quiet and self._has_sign.search(piece) is None:
-            run = _run_of(piece, self._signs)
-            self.pass_over(run + self.run if run == len(piece) else run)
+            run = 0
+            if self._run_chars:
+                run = len(piece) - len(piece.rstrip(self._run_chars))
+                if run == len(piece):
+                    run += self.run
+            self.pass_over(run)
         else:
             self.look()
 
     def pass_over(self, run: int) -> None:
         """The window has grown, and there is no sign; the run at its end is that long."""
-        signs = self._signs
-        num_open = run if run <= signs.max_run else signs.max_run if signs.keeps_end_of_run else 0
-        self.done = max(self.done, self._reading.end - num_open)
-        self._count(run)
+        end, most = self._reading.end, self._max_run
+        if run <= most or self._keeps_end_of_run:
+            done = end - (run if run < most else most)
+            if done > self.done:
+                self.done = done
+            self.run = end - self.done  # what is decided of it is no part
+        else:
+            self.done = end
+            self.run = most + 1
         self._is_settled = False
 
     def look(self) -> None:
         """Finds what is decided in the window."""
         self._is_settled = False
         self._look(is_last=False)
-        window, signs = self._reading.window, self._signs
-        self.is_quiet = self._has_sign.search(window, self.done - self._reading.at) is None
-        self._count(_run_of(window[-signs.max_run - 1 :], signs))
-
-    def _count(self, run: int) -> None:
-        """The run at the end is that long. What is decided of it is no part, unless it is too long."""
-        signs = self._signs
-        is_too_long = run > signs.max_run and not signs.keeps_end_of_run
-        self.run = signs.max_run + 1 if is_too_long else min(run, self._reading.end - self.done)
+        reading, most = self._reading, self._max_run
+        self.is_quiet = self._has_sign.search(reading.window, self.done - reading.at) is None
+        if self.is_quiet and most:
+            tail = reading.window[-most - 1 :]
+            run = len(tail) - len(tail.rstrip(self._run_chars))
+            is_too_long = run > most and not self._keeps_end_of_run
+            self.run = run if is_too_long else min(run, reading.end - self.done)
 
     def finish(self) -> None:
         """Finds what there is if the text ends here."""
@@ -169,7 +179,7 @@ class PiiStream:
     @property
     def found_to(self) -> int:
         reading = self._reading
-        last = self.done + self._signs.shortest - 1
+        last = self.done + self._shortest - 1
         if self._is_settled or last >= reading.end:
             return reading.raw_end
         # No address ends before its @ has come.
@@ -246,10 +256,15 @@ class PiiWindow:
         if tail is None:
             return -1
         self._passed.append(piece)
-        if tail[2]:
-            tail = self._tails.join(self._runs, piece, tail)
-        self._runs = tail[1]
-        return tail[0]
+        held, runs, is_joined = tail
+        if is_joined:
+            size = len(piece)
+            sizes = [
+                run if run < size else run + before for run, before in zip(runs, self._runs, strict=True)
+            ]
+            held, runs = self._tails.held_of(sizes)
+        self._runs = runs
+        return held
 
     def catch_up(self, num_raw: int) -> None:
         """So long is the text with what was passed over."""
@@ -280,11 +295,6 @@ class PiiWindow:
         is_straight = held_from >= self._last_uneven
         self._is_quiet = is_straight and all(stream.is_quiet for stream in self.streams)
         return end - folded_end + held_from if is_straight else reading.raw_of(held_from)
-
-
-def _run_of(piece: str, signs: Signs) -> int:
-    """How many characters at the end of a piece may become part of something."""
-    return len(piece) - len(piece.rstrip(signs.run_chars)) if signs.run_chars else 0
 
 
 @cache
