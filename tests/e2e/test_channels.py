@@ -58,7 +58,8 @@ SCRIPT: Final = {
     "A forbidden argument": f"Fine. {call('weather', {'city': 'a forbidden city'})}",
     "Say it at once": "Not one thought.",
     "It never ends": "<think>\nWhat if a secret",
-    "A broken call": '<think>\n</think>Look: <tool_call>\n{"name": "weather", "arguments": {"a": "whisper, ',
+    "A broken call": '<think>\n</think>Look: <tool_call>\n{"name": "weather", "why": "whisper, ',
+    "A cut call": '<think>\n</think>Look: <tool_call>\n{"name": "weather", "arguments": {"a": "whisper, ',
     # The beginning of a denied word, before a call that takes longer than text may be held.
     "A long call": f"<think>Long.</think>Fine, whis{call('weather', {'city': 'Rome, ' * 600})}",
 }
@@ -274,6 +275,12 @@ async def test_text_that_waits_while_a_parser_reads_a_call_is_not_held_for_too_l
     assert listener.said.finish == "tool_calls"
     (made,) = listener.said.calls
     assert json.loads(made.arguments) == {"city": '"R", ' * 600}
+
+
+async def test_a_call_that_is_cut_off_stays_as_far_as_it_came_with_its_rules(served: Served) -> None:
+    said, _ = await served.both(chat("A cut call", tools=TOOLS))
+    assert [(each.name, each.arguments) for each in said.calls] == [("weather", '{"a": "[W], ')]
+    assert said.content == "Look: "
 
 
 async def test_calls_and_reasoning_of_two_choices_never_meet(served: Served) -> None:
