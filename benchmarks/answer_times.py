@@ -52,7 +52,7 @@ class Answer:
 
 def pieces_of(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, str]]:
     """The text of each frame that has any, with the time at which its last byte came."""
-    pieces = []
+    pieces: list[tuple[float, str]] = []
     rest = b""
     for at_s, data in chunks:
         *lines, rest = (rest + data).split(b"\n")

@@ -3,8 +3,8 @@
 One engine with the embedded model and two gateways in front of it: one without rules, one with 5,000 rules of
 one keyword each (whole words, allow phrases), five classes of personal data, and a word of each answer that
 the engine is known to give. Both get the same questions in turn, streamed, at temperature 0, each with a salt
-of its own, so that nothing is ever in the prefix cache. Times are the client's; `low` and `high` are a ratio's
-95% interval by the bootstrap.
+of its own, so that nothing is ever in the prefix cache. Times are the client's; `low` and `high` are the 95%
+interval of a ratio by the bootstrap.
 
 The ratios are of answers whose first token is no word (code, a quotation mark), for that leaves at once.
 Where an answer begins with a word, the word waits for its end: it may be an email address, or the beginning
@@ -13,7 +13,7 @@ of a denied word. That is `first_word_visible_later_tokens`, and `first_denied_â
 
 Verdict: TTFT is the same within noise, 1.01 (0.98 to 1.06; 83 and 84 ms), and so is TPOT, 1.01 (0.98 to
 1.04). A first word comes one token later, a denied one too if the engine says it in one token, as a mask.
-Measured on two cores that others loaded threefold, so the intervals are wide. The loser is the first word:
+Measured on two busy cores (load 6 to 7), so the intervals are wide. The loser is the first word:
 with rules for email every answer that begins with a Latin letter pays one token.
 """
 
