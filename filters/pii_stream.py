@@ -25,7 +25,7 @@ from filters.settling import Found, Settling
 
 _MAX_WINDOW: Final = 512  # folded characters that are kept before the window is cut
 MAX_RUN: Final = max(signs.max_run for signs in SIGNS.values())
-_MAX_KNOWN: Final = 8_192  # pieces whose tails are remembered: 2 MB at most
+_MAX_KNOWN: Final = 8_192  # pieces whose tails are remembered: 3 MiB at most
 _MAX_KNOWN_CHARS: Final = 32  # tokens are shorter
 
 
