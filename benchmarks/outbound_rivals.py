@@ -112,6 +112,10 @@ class MaskingFilter:
         self.blocked = False
         self.blocked_by: str | None = None
 
+    @property
+    def reported(self) -> int:
+        return self.released
+
     def feed(self, text: str) -> str:
         """More text, not empty; returns what may leave now."""
         raise NotImplementedError
@@ -283,6 +287,10 @@ class RivalRules:
     @property
     def is_active(self) -> bool:
         return True
+
+    @property
+    def look_back(self) -> int:
+        raise NotImplementedError
 
     @classmethod
     def of(cls, rules: RuleSet, kind: type[FixedWindow] | type[PrefixFilter]) -> RivalRules:

@@ -125,6 +125,14 @@ class HeldText:
         self._take(self._settling.break_off())
         return self._release(self._floor if self.blocked else border)
 
+    @property
+    def reported(self) -> int:
+        """Raw characters before which every match that rewrites is among the `hits`: what derives from them
+        may leave. A rewritten text may leave before its hit is told, which waits for its turn.
+        """
+        waiting = () if self.blocked else self._settling.verdicts.waiting
+        return min([self.released, *(found.raw_start for found in waiting if found.rule.rewrites)])
+
     def _catch_up(self) -> None:
         """Before anything but `feed`: tracks that lag behind are told where the text is."""
 

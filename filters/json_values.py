@@ -285,6 +285,12 @@ class JsonValueFilter:
             self.blocked = self._is_closed = True
             self.blocked_by = text_filter.blocked_by
 
+    @property
+    def reported(self) -> int:
+        """As of a `HeldText`, in the input's own offsets."""
+        value = self._value
+        return self.released if value is None else min(self.released, value.raw_of(value.filter.reported))
+
     def _account(self) -> None:
         """How far the input is settled."""
         value = self._value

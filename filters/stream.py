@@ -9,6 +9,7 @@ from __future__ import annotations
 from filters.combined import CombinedFilter, folders_of
 from filters.held_text import MAX_HOLD_CHARS, HoldPolicy, OnMaxHold
 from filters.patterns import Patterns
+from filters.pii import LOOK_BACK
 from filters.pii_stream import Tails
 from filters.rules import REWRITES, RuleSet
 from filters.scan import scan
@@ -44,6 +45,11 @@ class CompiledRules(Patterns):
         if self._is_plain:
             return StreamFilter(self, self.walk, self.policy)
         return CombinedFilter(self, self.walk, self._folders, self._tails, self.policy)
+
+    @property
+    def look_back(self) -> int:
+        """How many characters before those that a stream holds a match may depend on."""
+        return LOOK_BACK + 1 if self.pii else 1
 
     def completes(self, context: str, text: str) -> bool:
         """Whether `text` after `context` completes something that an active rule denies, if it ends there.

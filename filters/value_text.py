@@ -29,6 +29,9 @@ class ValueFilter(Protocol):
     blocked: bool
     blocked_by: str | None
 
+    @property
+    def reported(self) -> int: ...
+
     def feed(self, text: str) -> str: ...
 
     def flush(self) -> str: ...

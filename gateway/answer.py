@@ -13,6 +13,7 @@ from typing import Final
 from filters.hit import Hit
 from gateway.audit import Audit
 from gateway.choice import Choice, MakeOutbound
+from gateway.error_body import INTERNAL_CODE
 from gateway.metrics import Metrics
 from gateway.outlet import Outlet
 from gateway.record import RequestRecord
@@ -115,7 +116,16 @@ class Answer:
         self._num_open -= 1
         if self._num_open == 0 and not self.is_ended:
             self._finish(COMPLETE)
-            self.writer.end(lambda: record.timings(now_s))
+            self._end(now_s)
+
+    def _end(self, now_s: float) -> None:
+        """The whole answer is there. A fault of ours in writing it must not leave the client waiting."""
+        try:
+            self.writer.end(lambda: self.record.timings(now_s))
+        except Exception:
+            self.record.ended = INTERNAL_CODE
+            self.writer.fail(HeadraceError("An internal error ended this answer."))
+            raise
 
     def fail(self, error: HeadraceError) -> None:
         """End with a named error; the engine stops at once."""

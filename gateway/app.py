@@ -119,6 +119,9 @@ class Gateway:
         self.metrics.publish_workers(self.pool.statuses())
         self.rules.publish()
         self.models.publish(self.metrics)
+        for log in (self.request_log, self.audit_log):
+            if log is not None:
+                self.metrics.lost_lines.inc(log.take_lost())
         self.warmup.publish()
         self.tokens.publish()
 

@@ -119,6 +119,8 @@ class Metrics:
         self.hits = make("headrace_rule_hits", help_, "rule", "direction", "channel", "action")
         help_ = "What parsers of reasoning or tool calls could not read as they should."
         self.parser_problems = make("headrace_parser_problems", help_, MODEL_LABEL, "problem")
+        help_ = "Lines of the request log and the audit that could not be written."
+        self.lost_lines = make("headrace_lost_log_lines", help_)
         help_ = "Exchanges of the content rules while requests ran."
         self.rules_reloads = make("headrace_rules_reloads", help_)
         help_ = "Changed rule files that were refused; the rules before stayed on."

@@ -6,12 +6,15 @@ the streams. Lines that find the queue full are lost and counted.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Mapping
 from typing import Any, Final, TextIO
 
 import msgspec
+
+logger = logging.getLogger("headrace.request_log")
 
 MAX_WAITING_LINES: Final = 10_000  # about 5 MB
 FLUSH_LIMIT_S: Final = 2.0
@@ -26,6 +29,7 @@ class RequestLog:
         self._stream = stream
         self._lines: queue.Queue[Mapping[str, Any] | threading.Event] = queue.Queue(max_waiting_lines)
         self.num_lost = 0
+        self._has_told = False
         threading.Thread(target=self._run, name="request log", daemon=True).start()
 
     def write(self, fields: Mapping[str, Any]) -> None:
@@ -34,6 +38,16 @@ class RequestLog:
             self._lines.put_nowait(fields)
         except queue.Full:
             self.num_lost += 1
+
+    def take_lost(self) -> int:
+        """How many lines were lost since the last call. The first ones are told in the server's log, once."""
+        num_lost, self.num_lost = self.num_lost, 0
+        if num_lost and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "%d log lines were lost: whoever reads them is too slow, or its disk is full", num_lost
+            )
+        return num_lost
 
     def flush(self, limit_s: float = FLUSH_LIMIT_S) -> None:
         """Returns when all lines so far are written, or after the limit."""

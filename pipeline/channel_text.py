@@ -107,6 +107,7 @@ class ChannelText:
         """Another channel goes on. What is held leaves as if the text ended here.
 
         It may go on: a word that then turns out to be denied cannot be taken back, but it does not get whole.
+        What may become a control string stays.
         """
         return self._decided(self._filter.pause) if self._filter is not None and self.held else ""
 
@@ -122,7 +123,7 @@ class ChannelText:
         """The entries whose text has left since the last call."""
         if self._queue is None:
             return ()
-        return self._queue.released(None if self._filter is None else self._filter.released)
+        return self._queue.released(None if self._filter is None else self._filter.reported)
 
     @property
     def peak_held(self) -> int:
@@ -147,6 +148,8 @@ class ChannelText:
         if text_filter is not None:
             text = text_filter.feed(text)
             self.held = held = text_filter.held
+            if self._queue is not None:
+                self._queue.num_held = held
             if held:
                 released = text_filter.released
                 self.is_new_hold = released >= self._hold_end

@@ -44,9 +44,10 @@ class Channels:
         "_events",
         "_fails_on_problem",
         "_hides_reasoning",
+        "_num_leaked",
         "_open_channel",
-        "_others",
         "_parser",
+        "_peak_held",
         "_queue",
         "_reasoning",
         "active",
@@ -78,7 +79,7 @@ class Channels:
         self._queue = queue
         self._check = check
         self._fails_on_problem = fails_on_problem
-        self._others: list[ChannelText] = []  # every channel but the content
+        self._peak_held = self._num_leaked = 0  # of texts that are over
         self._reasoning: ChannelText | None = None
         self._call: ChannelText | None = None  # the arguments of the tool call that is under way
         self._events: list[Event] = []
@@ -102,12 +103,12 @@ class Channels:
     @property
     def peak_held(self) -> int:
         """The most raw characters that a filter ever held."""
-        return max(channel.peak_held for channel in self._all())
+        return max(self._peak_held, *(channel.peak_held for channel in self._all()))
 
     @property
     def num_leaked(self) -> int:
         """Raw characters that filters let go undecided at one of their bounds."""
-        return sum(channel.num_leaked for channel in self._all())
+        return self._num_leaked + sum(channel.num_leaked for channel in self._all())
 
     def feed(self, text: str, ids: Sequence[int]) -> None:
         """Whole characters and the ids that made them."""
@@ -130,7 +131,8 @@ class Channels:
                 if self.is_over:
                     break
         for channel in self._all():
-            self._add_text(channel, channel.flush())
+            # After a block: what it had let go before, and nothing that still waits elsewhere.
+            self._add_text(channel, "" if self.blocked else channel.flush())
             self.look(channel)
         if self.blocked:
             finish, stop_reason, self.failure = "content_filter", None, None  # it began before what is wrong
@@ -195,7 +197,7 @@ class Channels:
             self._queue.skip()
         if fragment.channel == REASONING:
             if self._reasoning is None:
-                self._reasoning = self._opened(REASONING)
+                self._reasoning = self._open_channel(REASONING)
             self._into(self._reasoning, fragment.text)
         elif fragment.channel == TOOL_NAME:
             self._begin_call(fragment)
@@ -204,26 +206,33 @@ class Channels:
 
     def _begin_call(self, fragment: Fragment) -> None:
         """A name is a whole text. It leaves when the arguments of the call before have left."""
-        name = self._opened(TOOL_NAME)
+        name = self._open_channel(TOOL_NAME)
         self._switch(name)
+        if self.is_over:
+            return
         shown = name.feed(fragment.text) + name.flush()
         self.look(name)
+        self._let_go(name)
         if not self.blocked:
-            self._call = self.active = self._opened(TOOL_ARGUMENTS)
+            self._call = self.active = self._open_channel(TOOL_ARGUMENTS)
             call_id = fragment.call_id
             if call_id is not None and self._through_rules(call_id, TOOL_NAME) != call_id:
                 call_id = None  # some models make it of the name; then it gets one of ours
             self._add(ToolCallDelta(self.num_calls, shown, "", call_id))
             self.num_calls += 1
 
-    def _opened(self, channel: str) -> ChannelText:
-        opened = self._open_channel(channel)
-        self._others.append(opened)
-        return opened
-
     def _all(self) -> Iterator[ChannelText]:
-        yield from self._others
+        """The channels that may hold something, the one that began first first."""
+        if self._reasoning is not None:
+            yield self._reasoning
         yield self.content
+        if self._call is not None:
+            yield self._call
+
+    def _let_go(self, channel: ChannelText) -> None:
+        """An answer may have thousands of calls: of those that are over only these figures are kept."""
+        self._peak_held = max(self._peak_held, channel.peak_held)
+        self._num_leaked += channel.num_leaked
 
     def _into(self, channel: ChannelText, text: str) -> None:
         if channel is not self.active:
@@ -236,6 +245,9 @@ class Channels:
         before, self.active = self.active, channel
         self._add_text(before, before.flush() if before is self._call else before.pause())
         self.look(before)
+        if before is self._call:
+            self._call = None
+            self._let_go(before)
 
     def _add_text(self, channel: ChannelText, text: str) -> None:
         if channel is self.content:

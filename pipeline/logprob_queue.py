@@ -17,10 +17,6 @@ from typing import Final
 from pipeline.events import PositionLogprobs
 from pipeline.values import TokenLogprobs
 
-# As many characters before a token as a filter may hold: a denied word that an alternative completes begins
-# there.
-CONTEXT_CHARS: Final = 256
-
 BROKEN: Final = "\ufffd"  # stands for a part of a character
 
 TokenText = Callable[[int], str]
@@ -31,11 +27,26 @@ class LogprobQueue:
     """The entries of one choice's content. Offsets are raw characters of that channel.
 
     `completes`: withholds the alternatives that would complete a denied word; None where nothing is denied.
+    `look_back`: characters before the held ones that a match may depend on. `num_held`: those that are held,
+    for the owner to keep.
     """
 
-    __slots__ = ("_completes", "_end", "_passed", "_placed", "_rewritten", "_tail", "_token_text", "_waiting")
+    __slots__ = (
+        "_completes",
+        "_end",
+        "_look_back",
+        "_passed",
+        "_placed",
+        "_rewritten",
+        "_tail",
+        "_token_text",
+        "_waiting",
+        "num_held",
+    )
 
-    def __init__(self, token_text: TokenText, completes: Completes | None = None) -> None:
+    def __init__(self, token_text: TokenText, completes: Completes | None = None, look_back: int = 1) -> None:
+        self._look_back = look_back
+        self.num_held = 0
         self._token_text = token_text
         self._completes = completes
         self._waiting: deque[tuple[Sequence[int], str, Sequence[TokenLogprobs]]] = deque()
@@ -101,7 +112,8 @@ class LogprobQueue:
         self._advance(len(self._passed))
 
     def _advance(self, num_characters: int) -> None:
-        self._tail = (self._tail + self._passed[:num_characters])[-CONTEXT_CHARS:]
+        if self._completes is not None:
+            self._tail = (self._tail + self._passed[:num_characters])[-self.num_held - self._look_back :]
         self._passed = self._passed[num_characters:]
         self._end += num_characters
 
@@ -115,7 +127,6 @@ class LogprobQueue:
         if len(ids) == 1 or self._completes is None:
             return entry
         context = self._tail + self._passed + "".join(text for _, text, _ in self._waiting)
-        context = context[-CONTEXT_CHARS:]
         kept = [
             place
             for place, token_id in enumerate(ids)

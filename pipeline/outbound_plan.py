@@ -32,6 +32,10 @@ class OutputRules(Protocol):
     def is_active(self) -> bool:
         """Some rule changes what leaves."""
 
+    @property
+    def look_back(self) -> int:
+        """How many characters before those that a stream holds a match may depend on."""
+
     def stream(self) -> TextFilter | None:
         """A filter for one text; None without rules."""
 
@@ -106,7 +110,8 @@ class OutboundPlan:
 
     def _queue(self) -> LogprobQueue:
         rules = self.rules(CONTENT)
-        return LogprobQueue(self.vocabulary.token_text, rules.completes if rules.is_active else None)
+        completes = rules.completes if rules.is_active else None
+        return LogprobQueue(self.vocabulary.token_text, completes, rules.look_back)
 
 
 def stop_matcher(generation: Generation) -> StopMatcher | None:

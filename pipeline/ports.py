@@ -114,11 +114,18 @@ class TextFilter(Protocol):
     held: int  # raw characters that wait for their fate now
     peak_held: int
     num_leaked: int  # raw characters that left undecided at a bound
-    released: int  # raw characters of the input whose fate is settled: all that derives from them may leave
+    released: int  # raw characters of the input whose fate is settled
     hits: list[Hit]  # in order, shadow ones too; the owner may clear it
     is_active: bool  # some rule changes what leaves, rather than only reporting it
     blocked: bool  # a block rule matched: nothing more leaves
     blocked_by: str | None  # that rule's id
+
+    @property
+    def reported(self) -> int:
+        """Raw characters before which every match that changes what leaves was among `hits`.
+
+        At most `released`: what derives from those characters may leave.
+        """
 
     def feed(self, text: str) -> str: ...
 

@@ -186,6 +186,17 @@ def test_nothing_leaves_after_a_block_in_what_a_parser_says_at_its_end(last: lis
     assert choice.calls in ([], [("f", "{}")])
 
 
+def test_nothing_that_waits_elsewhere_leaves_after_a_block() -> None:
+    controls = ControlAutomaton(["<|im_end|>"])
+    choice = said(opened(Rule("b", ("敏感词",), "block"), controls=controls), "(a<|im_)b敏感词")
+    assert (choice.reasoning, choice.content, choice.finish) == ("a", "b", "content_filter")
+
+
+def test_figures_of_calls_that_are_over_are_kept() -> None:
+    choice = said(opened(MASK), '[f:{"a":"敏感x"}]' * 3 + "敏y")
+    assert (choice.peak_held, choice.num_leaked, len(choice.calls)) == (2, 0, 3)
+
+
 def test_call_that_the_clients_stop_string_cuts_is_not_to_be_made() -> None:
     choice = opened(stop=("STOP",))
     choice.feed(ids_of('[f:{"a":"STOP"}]'))

@@ -77,7 +77,7 @@ def content_only(
 ) -> Said:
     """A choice without parsers."""
     completes = rules.completes if rules.is_active else None
-    queue = LogprobQueue((texts_of or vocabulary()).token_text, completes)
+    queue = LogprobQueue((texts_of or vocabulary()).token_text, completes, rules.look_back)
     content = ChannelText(CONTENT, text_filter=rules.stream(), queue=queue)
     return Said(Outbound(detokenizer, Channels(content, queue=queue), stops, include, queue))
 
@@ -465,6 +465,29 @@ def test_alternative_that_would_complete_a_denied_word_does_not_leave(chunked: b
         assert [list(each.logprobs.token_ids) for each in choice.logprobs] == [[a], [b, c], kept]
         assert len(choice.logprobs[2].logprobs.logprobs) == len(kept)
         assert choice.logprobs[2] == PositionLogprobs(x, 2, 3, choice.logprobs[2].logprobs)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Rule("f", ("secret",), "flag", whole_word=True),
+        Rule("s", ("secret",), "block", whole_word=True, shadow=True),
+        Rule("r", ("secrett",), "flag", repeats=True),
+        Rule("p", (), "flag", pii="email"),
+    ],
+    ids=["flag", "shadow", "repeats", "pii"],
+)
+@pytest.mark.parametrize("text", ["a secret b", "x@y.secret", "secretsecret.", "a secret"])
+def test_no_logprobs_of_a_masked_word_while_another_rule_is_still_at_it(other: Rule, text: str) -> None:
+    """The word leaves masked at once; its hit is told in its turn, after those of the other rule."""
+    ids = byte_ids(text)
+    for chunks in ([[each] for each in ids], [ids]):
+        choice = outbound(Rule("m", ("secret",), "mask", replacement="*"), other)
+        shown = "".join(steps(choice, chunks, "length", logprobs=True))
+        assert "******" in shown
+        kept = [(entry.start, vocabulary().token_text(entry.token_id)) for entry in choice.logprobs]
+        assert all(shown[start] == char for start, char in kept), kept
+        assert len(kept) == len(text) - shown.count("*")
 
 
 def test_alternative_that_is_a_part_of_a_character_does_not_leave() -> None:
