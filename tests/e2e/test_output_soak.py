@@ -36,8 +36,8 @@ SOAK_S: Final = 600.0
 WARM_S: Final = 300.0  # of them: a process with vLLM in it grows for 4 minutes, then by 1 MB in 5
 NUM_STREAMS: Final = 200
 STEP_MS: Final = 100  # 2,000 tokens a second: less than half a core of the gateway
-# 1 KiB for each answer after that. What an answer holds is 50: were it left to the garbage collector, whose full
-# runs are rare, the process would grow by 34 MB.
+# 1 KiB for each answer after that. What an answer holds is 50: were it left to the garbage collector, whose
+# full runs are rare, the process would grow by 34 MB.
 MAX_GROWTH_BYTES: Final = 16 << 20
 NUM_QUICK_STREAMS: Final = 30
 NUM_QUICK_ANSWERS: Final = 240
