@@ -83,7 +83,7 @@ class HeldText:
         self.blocked = False
         self.blocked_by: str | None = None
         self.is_active = is_active  # some rule changes what leaves
-        self.num_leaked = 0  # characters that left undecided at a bound
+        self.num_leaked = 0  # characters that left undecided: at a bound, or because rules fail open
 
     def flush(self) -> str:
         """The text has ended: nothing is under way any more."""
@@ -121,9 +121,12 @@ class HeldText:
             return ""
         self._catch_up()
         self._is_closed = True
-        border = self._border(closed_only=True)
+        undecided, border = self._border(), self._border(closed_only=True)
         self._take(self._settling.break_off())
-        return self._release(self._floor if self.blocked else border)
+        if self.blocked:
+            border = self._floor
+        self.num_leaked += max(0, border - max(undecided, self.released))
+        return self._release(border)
 
     @property
     def reported(self) -> int:

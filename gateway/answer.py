@@ -212,3 +212,4 @@ class Answer:
             for choice in self._choices:
                 choice.report(record, self.metrics)
                 choice.let_go()
+            self._choices = []  # they hold this answer: parsers and filters would wait for the collector

@@ -133,7 +133,7 @@ class Metrics:
         self.warmups = make("headrace_warmups", help_, "worker", "reason")
         help_ = "Attempts to warm a prompt that failed."
         self.warmup_failures = make("headrace_warmup_failures", help_, "worker")
-        help_ = "Characters that a filter let go undecided at one of its bounds."
+        help_ = "Characters that a filter let go undecided: at a bound, or because rules fail open."
         self.leaks = make("headrace_released_at_bound_characters", help_)
 
     def gauge(self, name: str, help_: str, mode: GaugeMode, *labels: str) -> Gauge:

@@ -255,6 +255,7 @@ def test_text_that_breaks_off_stays_held_unless_its_rules_fail_open() -> None:
         assert choice.content == shown
         assert choice.finish is None
         assert choice.num_held == len("a敏") - len(shown)
+        assert choice.num_leaked == len(shown) - 1  # what left undecided is counted
 
 
 TEXTS = [
