@@ -7,12 +7,14 @@
   check that has taken `_MAX_STEPS` is undecided, which is a problem like any other.
 * Naming the place of a violation multiplies as well (16 s for a sum nested 240 deep, where the verdict takes
   0.2 ms). It has fewer steps; without them the message names no place.
+* Every part of a schema may be held against every value of a document. More than `_MAX_CHECKS` of these are
+  undecided, too.
 
 Beyond the schema, a text fits none if an object has a key twice, for then what it means depends on the
 reader, or if it has a number that most readers cannot take: more than 1,000 characters, or beyond a double.
 `format` is an annotation, as JSON Schema has it.
 
-Not here: the grammar (`json_check.py`).
+Not here: the grammar (`json_check.py`), and how large a schema may be (`schema_size.py`).
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ from typing import Any, Final, NoReturn
 
 import jsonschema_rs
 
+from filters.schema_size import REFS, check_size, depth_of, num_checks, num_values
+
 MAX_PROBLEM_CHARS: Final = 200
 # Far more than answers have; a validator that recurses has trouble with 100,000 on a small stack.
 MAX_DEPTH: Final = 256
 _MAX_NUMBER_CHARS: Final = 1000
 _MAX_PATTERN_BYTES: Final = 100_000  # of one compiled pattern
-_MAX_PATTERNS: Final = 500  # 0.2 ms each to compile, at worst
 _MAX_STEPS: Final = 100_000  # 1 us each
+_MAX_CHECKS: Final = 2_000_000  # parts of the schema times values of the document; 40 ns each
+_MAX_CHECKS_OF_STEPS: Final = 10_000_000  # a step leads to some of the parts of the schema
 _MAX_STEPS_TO_NAME: Final = 200  # 0.3 ms each at worst
 _STEP: Final = "x-headrace-step"
-_MAX_SCHEMA_DEPTH: Final = 100
-_MAX_SCHEMA_PARTS: Final = 10_000  # objects and lists; 10 us each to compile
 
-_REFS: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _DATA: Final = frozenset(("const", "default", "enum", "examples"))
 _MAPS: Final = frozenset(
     ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
@@ -51,17 +53,23 @@ _BESIDE_REF: Final = frozenset(("$schema", "$defs", "definitions"))
 class Schema:
     """A compiled schema. Shared by the choices of a request; one check at a time."""
 
-    __slots__ = ("_names", "_steps_left", "_validator")
+    __slots__ = ("_max_steps", "_names", "_num_parts", "_steps_left", "_validator")
 
     def __init__(self, schema: Mapping[str, Any] | bool) -> None:
         self._names = frozenset(_property_names(schema))
+        self._num_parts = max(1, num_checks(schema))
+        self._max_steps = min(_MAX_STEPS, _MAX_CHECKS_OF_STEPS // self._num_parts)
         self._steps_left = [0]
         draft = str(schema.get("$schema", "")) if isinstance(schema, Mapping) else ""
         self._validator = _validator(_counted(schema, draft), {_STEP: _step_counter(self._steps_left)})
 
+    def takes_too_many_checks(self, num_values: int) -> bool:
+        """Whether a document of so many values is too much to check."""
+        return self._num_parts * num_values > _MAX_CHECKS
+
     def problem(self, value: Any) -> str | None:
         """What is wrong with a decoded document. Raises `UnicodeEncodeError` for lone surrogates in it."""
-        self._steps_left[0] = _MAX_STEPS
+        self._steps_left[0] = self._max_steps
         fits = self._validator.is_valid(value)
         if self._steps_left[0] < 0:
             return "it takes too many steps to tell whether the JSON fits the schema"
@@ -92,7 +100,7 @@ def compile_schema(schema: object) -> Schema:
     """
     if not isinstance(schema, dict | bool):
         raise ValueError("the schema is neither an object nor a boolean")
-    _check_size(schema)
+    check_size(schema)
     try:
         _validator(schema, {})  # by itself first, for the places in messages
         return Schema(schema)
@@ -103,28 +111,20 @@ def compile_schema(schema: object) -> Schema:
         raise ValueError(f"the schema is wrong: {error}"[:MAX_PROBLEM_CHARS]) from None
 
 
-def _check_size(schema: Any) -> None:
-    """Raises `ValueError` for a schema that would take long to compile."""
-    depth, num_parts = _depth_and_parts(schema)
-    if depth > _MAX_SCHEMA_DEPTH:
-        raise ValueError(f"the schema is nested more than {_MAX_SCHEMA_DEPTH} levels deep")
-    if num_parts > _MAX_SCHEMA_PARTS:
-        raise ValueError(f"the schema has {num_parts} objects and lists; at most {_MAX_SCHEMA_PARTS} may be")
-    num_patterns = _num_patterns(schema)
-    if num_patterns > _MAX_PATTERNS:
-        raise ValueError(f"the schema has {num_patterns} patterns; at most {_MAX_PATTERNS} may be")
-
-
 def check_schema(text: str, schema: Schema) -> str | None:
     """What is wrong with a JSON text by this schema, in at most 200 characters; None if it fits."""
     try:
         value = _DECODER.decode(text)
-        if text.count("[") + text.count("{") > MAX_DEPTH and _depth_and_parts(value)[0] > MAX_DEPTH:
+        if text.count("[") + text.count("{") > MAX_DEPTH and depth_of(value) > MAX_DEPTH:
             return f"the JSON is nested more than {MAX_DEPTH} levels deep"
     except _Unfit as unfit:
         return str(unfit)
     except (ValueError, RecursionError):
         return "the text is not JSON, or nested too deeply"
+    # Marks in strings count, too; if they are too many, the values are counted.
+    num_marks = 1 + text.count(",") + text.count("[") + text.count("{")
+    if schema.takes_too_many_checks(num_marks) and schema.takes_too_many_checks(num_values(value)):
+        return "it is too much to check whether the JSON fits the schema"
     try:
         return schema.problem(value)
     except UnicodeEncodeError:  # lone surrogates; each counts as one character
@@ -206,7 +206,7 @@ def _counted(schema: Any, draft: str) -> Any:
     counted: dict[str, Any] = {}
     refs: dict[str, str] = {}
     for name, value in schema.items():
-        if name in _REFS and isinstance(value, str):
+        if name in REFS and isinstance(value, str):
             refs[name] = value
         elif name in _DATA:
             counted[name] = value
@@ -237,28 +237,6 @@ def _property_names(schema: Any) -> Iterator[str]:
             if name == "properties" and isinstance(value, Mapping):
                 yield from map(str, value)
             yield from _property_names(value)
-
-
-def _num_patterns(schema: Any) -> int:
-    """At least as many as there are regular expressions in a schema."""
-    if isinstance(schema, list):
-        return sum(map(_num_patterns, schema))
-    if not isinstance(schema, Mapping):
-        return 0
-    by_key = schema.get("patternProperties", ())
-    own = isinstance(schema.get("pattern"), str) + (len(by_key) if isinstance(by_key, Mapping) else 0)
-    return own + sum(map(_num_patterns, schema.values()))
-
-
-def _depth_and_parts(value: Any) -> tuple[int, int]:
-    """How deep objects and lists are nested, and how many there are."""
-    depth, num_parts, level = 0, 0, [value]
-    while level:
-        nested = [part for part in level if isinstance(part, dict | list)]
-        depth += bool(nested)
-        num_parts += len(nested)
-        level = [inner for part in nested for inner in (part.values() if isinstance(part, dict) else part)]
-    return depth, num_parts
 
 
 def _pointer(path: Iterable[str | int]) -> str:
