@@ -24,7 +24,10 @@ Where that differs from vLLM's whole parse, because the text has left by then:
   the whole answer reasoning; its streamed answers do as we do).
 
 An exception inside vLLM never ends a stream: the whole parse is tried at the end, and if that fails too, what
-has not left is content, unless a call has begun. `problems` counts such cases. Nothing of the text is logged.
+has not left is content, unless a call has begun. The same goes for what is too long to be parsed whole, which
+would hold the event loop for more than 0.1 s or so: a content of 128,000 characters; 24,000 for `pythonic`
+parsers; for vLLM's engines and `mistral` 24,000 from where a call can begin; fewer of DeepSeek's markers in
+one line. `problems` counts such cases. Nothing of the text is logged.
 """
 
 from __future__ import annotations
@@ -211,6 +214,7 @@ class _Opening:
 
     def _whole_calls(self, content: str) -> Whole:
         tools = self._kit.parser(self._chat, self._tools).tool_parser
+        parser_vllm.check_length(tools, content)
         whole = parser_vllm.whole_calls(tools, self._request, content)
         return whole if self._wants_calls else Whole(whole.content, ())
 
@@ -218,6 +222,8 @@ class _Opening:
         """vLLM's whole parse of an answer. Where the prompt has ended the reasoning, of the content alone."""
         parser = self._kit.parser(self._chat, self._tools)
         if not parser_vllm.is_delegating(parser):
+            parser_vllm.check_unknown_length(text)
+            parser_vllm.convert_at_the_end(parser)
             parser.set_prompt_token_ids(list(self._prompt_ids))
             reasoning, content, calls = parser.parse(text, self._request, True, list(ids))
             return reasoning or "", Whole(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from backend.parser_composed import Answer
-from backend.parser_ending import NOTHING, beyond, content_fragments, ending
+from backend.parser_ending import NOTHING, beyond, content_fragments, ending, problem_of, whole_characters
 from backend.parser_parts import CallsPart, ReasoningPart
 from pipeline.events import CONTENT, REASONING, Fragment
 
@@ -70,8 +70,8 @@ class ChoiceParser:
             return self._recover([])
         try:
             return self._cut([*last, *self._calls.finish()])
-        except Exception:
-            self._problems["whole_parse_raised"] += 1
+        except Exception as error:
+            self._problems[problem_of(error)] += 1
             return self._cut([*last, *content_fragments(self._calls.rest())])
 
     def _route(self, fragments: Sequence[Fragment]) -> list[Fragment]:
@@ -99,11 +99,11 @@ class ChoiceParser:
         begun = self._calls.begun
         try:
             reasoning, whole = self._whole("".join(self._texts), ())
-        except Exception:
-            self._problems["whole_parse_raised"] += 1
+        except Exception as error:
+            self._problems[problem_of(error)] += 1
             return content_fragments("" if begun else self._calls.rest() + "".join(unread))
         more = beyond("".join(self._reasoned), reasoning, self._problems)
-        reasoned = (Fragment(REASONING, more),) if more else NOTHING
+        reasoned = (Fragment(REASONING, whole_characters(more)),) if more else NOTHING
         left = "".join(self._content)
         return self._cut([*reasoned, *ending(left, "", whole, self._problems, begun)])
 

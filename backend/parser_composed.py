@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from backend.parser_ending import NOTHING, Whole, beyond, call_fragments
+from backend.parser_ending import NOTHING, Whole, beyond, call_fragments, problem_of, whole_characters
 from pipeline.events import CONTENT, REASONING, Fragment
 
 Answer = tuple[str, Whole]  # reasoning, and what the content is
@@ -64,8 +64,8 @@ class ComposedParser:
         last = NOTHING if self._has_failed else self._step("", [], True)
         try:
             reasoning, whole = self._whole("".join(self._texts), self._ids)
-        except Exception:  # whatever vLLM's parsers raise
-            self._problems["whole_parse_raised"] += 1
+        except Exception as error:  # whatever vLLM's parsers raise
+            self._problems[problem_of(error)] += 1
             return (*last, *self._note(("", "".join(self._unread))))
         more_reasoning = beyond("".join(self._reasoning), reasoning, self._problems)
         more_content = beyond("".join(self._content), whole.content, self._problems)
@@ -94,4 +94,5 @@ class ComposedParser:
             self._reasoning.append(reasoning)
         if content:
             self._content.append(content)
-        return [Fragment(name, text) for name, text in ((REASONING, reasoning), (CONTENT, content)) if text]
+        named = ((REASONING, reasoning), (CONTENT, content))
+        return [Fragment(name, whole_characters(text)) for name, text in named if text]

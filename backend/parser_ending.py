@@ -7,6 +7,7 @@ What has left cannot be taken back. Where the whole parse contradicts it, it sta
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -14,6 +15,28 @@ from typing import Final, NamedTuple
 from pipeline.events import CONTENT, TOOL_ARGUMENTS, TOOL_NAME, Fragment
 
 NOTHING: Final[tuple[Fragment, ...]] = ()
+
+
+_HALF: Final = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which no encoding has
+
+
+class TooLong(Exception):
+    """A whole parse would hold the event loop for too long."""
+
+
+def problem_of(error: Exception) -> str:
+    """What a whole parse that failed is counted as."""
+    return "too_long" if isinstance(error, TooLong) else "whole_parse_raised"
+
+
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair."""
+    return text if text.isascii() else _HALF.sub("\ufffd", text)
+
+
+def escape_halves(arguments: str) -> str:
+    """JSON with the same value, and each half of a surrogate pair in an escape."""
+    return arguments if arguments.isascii() else _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", arguments)
 
 
 class Call(NamedTuple):
@@ -92,7 +115,7 @@ def beyond(left: str, whole: str, problems: Counter[str]) -> str:
 
 def content_fragments(text: str) -> tuple[Fragment, ...]:
     """The text as content, if there is any."""
-    return (Fragment(CONTENT, text),) if text else NOTHING
+    return (Fragment(CONTENT, whole_characters(text)),) if text else NOTHING
 
 
 def call_fragments(calls: Sequence[Call], first: int = 0) -> list[Fragment]:

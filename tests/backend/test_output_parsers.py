@@ -514,6 +514,75 @@ def test_a_parser_of_unknown_kind_that_raises_leaves_content(monkeypatch: pytest
     loaded.problems.clear()
 
 
+@pytest.mark.parametrize(("model", "tool_parser"), [("qwen3", "qwen3_coder"), ("mistral", "mistral")])
+def test_the_arguments_of_a_call_are_converted_once(
+    model: str, tool_parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.parser.engine.parser_engine import ParserEngine
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("converted before its end")
+
+    values = {"city": "<td><b>x</b></td>\n" * 40}
+    text = FAMILIES[tool_parser].calls(FAMILIES[tool_parser].write("get_weather", values))
+    loaded = parsers(model, tool_parser)
+    loaded.problems.clear()
+    monkeypatch.setattr(ParserEngine, "_compute_arg_delta", never)
+    calls = ours(loaded, request(), [(text, ())]).calls
+    assert [name for name, _ in calls] == ["get_weather"]
+    assert json.loads(calls[0][1])["city"].rstrip() == values["city"].rstrip()
+    assert not loaded.problems
+
+
+@pytest.mark.parametrize(
+    ("model", "tool_parser", "begin", "max_chars"),
+    [
+        ("hermes", "hermes", '<tool_call>{"name": "', 128_000),
+        ("qwen3", "qwen3_coder", "<tool_call>", 24_000 - 1),  # as parsed: `x` for the text before it
+        ("mistral", "mistral", "[TOOL_CALLS]", 24_000 - 1),
+        ("llama4", "pythonic", "[a(b=", 24_000),
+        ("composed", "jamba", "<tool_calls>", 128_000),
+    ],
+)
+def test_what_is_too_long_is_not_parsed_whole(
+    model: str, tool_parser: str, begin: str, max_chars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = parsers(model, tool_parser)
+    break_method(monkeypatch, loaded._kit.parser_class.tool_parser_cls, "extract_tool_calls")
+    before = "x" if loaded._kit.parser_class.tool_parser_cls.engine_based_streaming else ""
+    for num_chars, problem in ((max_chars, "whole_parse_raised"), (max_chars + 1, "too_long")):
+        loaded.problems.clear()
+        text = before + begin.ljust(num_chars, "x")
+        assert ours(loaded, request(), [(text, ())]) == Parsed("", text, [])
+        assert loaded.problems == {problem: 1}
+    loaded.problems.clear()
+
+
+def test_many_begins_and_separators_of_deepseek_are_too_long() -> None:
+    for tool_parser in ("deepseek_v3", "deepseek_v31"):
+        loaded = parsers("deepseek", tool_parser)
+        loaded.problems.clear()
+        text = "<｜tool▁calls▁begin｜>" + "<｜tool▁call▁begin｜>a<｜tool▁sep｜>" * 400
+        assert ours(loaded, request(), [(text, ())]) == Parsed("", text, [])
+        assert loaded.problems == {"too_long": 1}
+        loaded.problems.clear()
+        family = FAMILIES[tool_parser]
+        assert (
+            len(ours(loaded, request(), [(family.calls(*[family.write("now", {})] * 100), ())]).calls) == 100
+        )
+        assert not loaded.problems
+
+
+def test_halves_of_surrogate_pairs_can_be_encoded() -> None:
+    for model, tool_parser, text in (
+        ("hermes", "hermes", '<tool_call>{"name": "w\\ud800", "arguments": {"q": "\\udc00 é"}}</tool_call>'),
+        ("llama4", "llama3_json", '{"name": "w\\ud800", "parameters": {"q": "\\udc00 é"}}'),
+    ):
+        got = ours(parsers(model, tool_parser), request(), [(text, ())])
+        assert [(name, json.loads(value)) for name, value in got.calls] == [("w\ufffd", {"q": "\udc00 é"})]
+        assert got.calls[0][1].encode()
+
+
 def test_a_parser_that_cannot_be_made_leaves_content() -> None:
     loaded = parsers("deepseek", None, "deepseek_v3")  # this tokenizer has no <think>
     thinking = request(chat_template_kwargs={"thinking": True})
