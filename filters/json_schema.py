@@ -8,7 +8,8 @@
 * Naming the place of a violation multiplies as well (16 s for a sum nested 240 deep, where the verdict takes
   0.2 ms). It has fewer steps; without them the message names no place.
 * Every part of a schema may be held against every value of a document. More than `_MAX_CHECKS` of these are
-  undecided, too.
+  undecided, too. References do so again, so each step also takes the parts it leads to times the values it
+  has, and the sum is bounded.
 
 Beyond the schema, a text fits none if an object has a key twice, for then what it means depends on the
 reader, or if it has a number that most readers cannot take: more than 1,000 characters, or beyond a double.
@@ -27,7 +28,7 @@ from typing import Any, Final, NoReturn
 
 import jsonschema_rs
 
-from filters.schema_size import REFS, check_size, depth_of, num_checks, num_values
+from filters.schema_size import REFS, RefSizes, check_size, depth_of, num_checks, num_values, weight_of
 
 MAX_PROBLEM_CHARS: Final = 200
 # Far more than answers have; a validator that recurses has trouble with 100,000 on a small stack.
@@ -36,9 +37,12 @@ _MAX_NUMBER_CHARS: Final = 1000
 _MAX_PATTERN_BYTES: Final = 100_000  # of one compiled pattern
 _MAX_STEPS: Final = 100_000  # 1 us each
 _MAX_CHECKS: Final = 2_000_000  # parts of the schema times values of the document; 40 ns each
-_MAX_CHECKS_OF_STEPS: Final = 10_000_000  # a step leads to some of the parts of the schema
+_MAX_CHECKS_OF_STEPS: Final = 5_000_000
+_CHECKS_PER_VALUE: Final = 4  # what handing a value to the step counter takes, and counting it there
 _MAX_STEPS_TO_NAME: Final = 200  # 0.3 ms each at worst
+_MAX_CHECKS_TO_NAME: Final = 1_000_000
 _STEP: Final = "x-headrace-step"
+_TOO_MUCH: Final = "it is too much to check whether the JSON fits the schema"
 
 _DATA: Final = frozenset(("const", "default", "enum", "examples"))
 _MAPS: Final = frozenset(
@@ -53,15 +57,15 @@ _BESIDE_REF: Final = frozenset(("$schema", "$defs", "definitions"))
 class Schema:
     """A compiled schema. Shared by the choices of a request; one check at a time."""
 
-    __slots__ = ("_max_steps", "_names", "_num_parts", "_steps_left", "_validator")
+    __slots__ = ("_budget", "_names", "_num_parts", "_validator")
 
     def __init__(self, schema: Mapping[str, Any] | bool) -> None:
         self._names = frozenset(_property_names(schema))
         self._num_parts = max(1, num_checks(schema))
-        self._max_steps = min(_MAX_STEPS, _MAX_CHECKS_OF_STEPS // self._num_parts)
-        self._steps_left = [0]
+        self._budget = _Budget()
         draft = str(schema.get("$schema", "")) if isinstance(schema, Mapping) else ""
-        self._validator = _validator(_counted(schema, draft), {_STEP: _step_counter(self._steps_left)})
+        counted = _counted(schema, draft, RefSizes(schema))
+        self._validator = _validator(counted, {_STEP: _step_counter(self._budget)})
 
     def takes_too_many_checks(self, num_values: int) -> bool:
         """Whether a document of so many values is too much to check."""
@@ -69,19 +73,21 @@ class Schema:
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a decoded document. Raises `UnicodeEncodeError` for lone surrogates in it."""
-        self._steps_left[0] = self._max_steps
+        self._budget.start(_MAX_STEPS, _MAX_CHECKS_OF_STEPS)
         fits = self._validator.is_valid(value)
-        if self._steps_left[0] < 0:
+        if self._budget.steps_left < 0:
             return "it takes too many steps to tell whether the JSON fits the schema"
+        if self._budget.checks_left < 0:
+            return _TOO_MUCH
         return None if fits else self._named(value)
 
     def _named(self, value: Any) -> str:
         """Where and how a document that does not fit violates the schema."""
-        self._steps_left[0] = _MAX_STEPS_TO_NAME
+        self._budget.start(_MAX_STEPS_TO_NAME, _MAX_CHECKS_TO_NAME)
         try:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
-            if self._steps_left[0] >= 0:
+            if not self._budget.is_spent:
                 # Keys that the schema does not name are the model's words, and may be denied ones.
                 path = [
                     part if isinstance(part, int) or part in self._names else "*"
@@ -124,7 +130,7 @@ def check_schema(text: str, schema: Schema) -> str | None:
     # Marks in strings count, too; if they are too many, the values are counted.
     num_marks = 1 + text.count(",") + text.count("[") + text.count("{")
     if schema.takes_too_many_checks(num_marks) and schema.takes_too_many_checks(num_values(value)):
-        return "it is too much to check whether the JSON fits the schema"
+        return _TOO_MUCH
     try:
         return schema.problem(value)
     except UnicodeEncodeError:  # lone surrogates; each counts as one character
@@ -184,22 +190,46 @@ def _validator(
     )
 
 
-def _step_counter(steps_left: list[int]) -> type[jsonschema_rs.KeywordValidator]:
-    """A keyword that fails when no steps are left."""
+class _Budget:
+    """What is left of the steps of a check, and of the checks that they lead to."""
+
+    __slots__ = ("checks_left", "steps_left")
+
+    def __init__(self) -> None:
+        self.start(0, 0)
+
+    def start(self, max_steps: int, max_checks: int) -> None:
+        self.steps_left, self.checks_left = max_steps, max_checks
+
+    @property
+    def is_spent(self) -> bool:
+        return self.steps_left < 0 or self.checks_left < 0
+
+    def take(self, size: int, instance: object) -> None:
+        """Takes a step to so many parts of the schema with a value; nothing when no more is left."""
+        if self.is_spent:
+            return
+        self.steps_left -= 1
+        # The value is a copy at each step, so its weight cannot be remembered.
+        self.checks_left -= size * weight_of(instance, self.checks_left // size)
+
+
+def _step_counter(budget: _Budget) -> type[jsonschema_rs.KeywordValidator]:
+    """A keyword that fails when a budget is spent; its value is the size of what the reference leads to."""
 
     class StepCounter:
         def __init__(self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]) -> None:
-            pass
+            self._size = value + _CHECKS_PER_VALUE
 
         def validate(self, instance: object) -> None:
-            steps_left[0] -= 1
-            if steps_left[0] < 0:
-                raise ValueError("no steps are left")
+            budget.take(self._size, instance)
+            if budget.is_spent:
+                raise ValueError("no steps or checks are left")
 
     return StepCounter
 
 
-def _counted(schema: Any, draft: str) -> Any:
+def _counted(schema: Any, draft: str, sizes: RefSizes) -> Any:
     """The schema with a step before each reference. Everything keeps its place, for references to it."""
     if not isinstance(schema, Mapping):
         return schema
@@ -211,16 +241,16 @@ def _counted(schema: Any, draft: str) -> Any:
         elif name in _DATA:
             counted[name] = value
         elif name in _MAPS and isinstance(value, Mapping):
-            counted[name] = {key: _counted(part, draft) for key, part in value.items()}
+            counted[name] = {key: _counted(part, draft, sizes) for key, part in value.items()}
         elif isinstance(value, list):
-            counted[name] = [_counted(part, draft) for part in value]
+            counted[name] = [_counted(part, draft, sizes) for part in value]
         else:
-            counted[name] = _counted(value, draft)
+            counted[name] = _counted(value, draft, sizes)
     if not refs:
         return counted
     if any(name in draft for name in _DRAFTS_BEFORE_SIBLINGS):
         counted = {name: value for name, value in counted.items() if name in _BESIDE_REF}
-    step = {_STEP: True}
+    step = {_STEP: sum(map(sizes.size_of, refs.values()))}
     guarded: dict[str, Any] = {"if": step, "then": refs, "else": False}
     if any(name in draft for name in _DRAFTS_BEFORE_IF):
         guarded = {"anyOf": [{"not": step}, refs]}

@@ -18,6 +18,7 @@ _MAX_PATTERN_CHARS: Final = 1500
 _MAX_SCHEMA_DEPTH: Final = 100
 _MAX_SCHEMA_PARTS: Final = 6000  # objects, lists and booleans; 7 us each to compile
 _PARTS_PER_REF: Final = 15  # 90 us
+_CHARS_PER_VALUE: Final = 64
 REFS: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 # What opens flags, and what can name a wide range among them; escapes are left out of the first.
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
@@ -79,6 +80,66 @@ def num_checks(schema: Any) -> int:
         if isinstance(part, list):
             total += sum(not isinstance(entry, dict | bool) for entry in part)
     return total
+
+
+class RefSizes:
+    """How many parts the references of a schema lead to, without those behind further references."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._sizes: dict[int, int] = {}
+        self._whole = self._count(schema)
+        # Below such a part, a reference starts elsewhere than at the top.
+        self._moves = any(
+            isinstance(part, dict)
+            and part is not schema
+            and any(isinstance(part.get(name), str) for name in ("$id", "id", "$schema"))
+            for part in _values(schema)
+        )
+
+    def size_of(self, ref: str) -> int:
+        """At least 1; that of the whole schema for what is not simply a place in it."""
+        place, *names = ref.split("/")
+        if self._moves or place != "#" or "%" in ref:
+            return self._whole
+        part = self._schema
+        for name in names:
+            name = name.replace("~1", "/").replace("~0", "~")
+            if isinstance(part, dict) and name in part:
+                part = part[name]
+            elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+                part = part[int(name)]
+            else:
+                return self._whole
+        return self._sizes.get(id(part), 1)
+
+    def _count(self, part: Any) -> int:
+        """As `num_checks`, for a part and all within."""
+        if not isinstance(part, dict | list):
+            return 1
+        inner = part.values() if isinstance(part, dict) else part
+        counted = isinstance(part, list)
+        size = isinstance(part, dict) + sum(
+            self._count(value) for value in inner if counted or isinstance(value, dict | list | bool)
+        )
+        self._sizes[id(part)] = size = max(1, size)
+        return size
+
+
+def weight_of(value: Any, most: int) -> int:
+    """How many values a decoded document has, and one more for each 64 characters; counted up to `most`."""
+    weight, left = 0, [value]
+    while left and weight <= most:
+        part = left.pop()
+        weight += 1
+        if isinstance(part, str):
+            weight += len(part) // _CHARS_PER_VALUE
+        elif isinstance(part, dict):
+            weight += sum(map(len, part)) // _CHARS_PER_VALUE
+            left.extend(part.values())
+        elif isinstance(part, list):
+            left.extend(part)
+    return weight
 
 
 def num_values(value: Any) -> int:

@@ -21,6 +21,7 @@ DRAFT_6 = "http://json-schema.org/draft-06/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
 ROOT = {"$ref": "#"}
+TOO_MUCH = "it is too much to check whether the JSON fits the schema"
 
 
 def check(value: Any, schema: Any) -> str | None:
@@ -121,21 +122,88 @@ def test_schema_that_takes_long_to_compile_is_refused() -> None:
 
 
 def test_document_that_takes_too_many_checks_is_undecided() -> None:
-    undecided = "it is too much to check whether the JSON fits the schema"
     for union in ("anyOf", "oneOf"):
         schema = {"contains": {union: [{"const": i} for i in range(1, 1900)]}}
-        assert check([0] * 6000, schema) == undecided
-        assert check([0] * 1000, schema) != undecided
-    assert check([0] * 6000, {"items": {"enum": list(range(1000))}}) == undecided
-    assert check([0] * 6000, {"items": {"not": {"allOf": [True] * 1000}}}) == undecided
+        assert check([0] * 6000, schema) == TOO_MUCH
+        assert check([0] * 1000, schema) != TOO_MUCH
+    assert check([0] * 6000, {"items": {"enum": list(range(1000))}}) == TOO_MUCH
+    assert check([0] * 6000, {"items": {"not": {"allOf": [True] * 1000}}}) == TOO_MUCH
     assert check([",[{" * 2000], {"items": {"enum": [",[{" * 2000, *range(1000)]}}) is None
 
 
-def test_large_schema_has_fewer_steps() -> None:
-    for num_parts, words in ((10, "does not fit"), (800, "too many steps")):
-        one_of_many = {"anyOf": [{"const": i} for i in range(1, num_parts)]}
-        schema = {"$defs": {"d": one_of_many}, "contains": {"anyOf": [{"$ref": "#/$defs/d"}] * 50}}
-        assert words in str(check([0] * 700, schema))
+def test_references_to_what_loops_are_bounded() -> None:
+    for num_parts, undecided in ((10, False), (800, True)):
+        loops = {"contains": {"anyOf": [{"const": i} for i in range(1, num_parts)]}}
+        schema = {"$defs": {"d": loops}, "anyOf": [{"$ref": "#/$defs/d"}] * 150}
+        assert (check([0] * 700, schema) == TOO_MUCH) == undecided
+        assert "does not fit" in str(check([0], schema))
+    by_anchor = {"$defs": {"d": {"$anchor": "d", **loops}}, "anyOf": [{"$ref": "#d"}] * 150}
+    assert check([0] * 700, by_anchor) == TOO_MUCH
+
+
+def test_values_handed_to_steps_are_bounded() -> None:
+    value: object = [0] * 5000
+    for _ in range(100):
+        value = [value]
+    schema = {"anyOf": [{"type": "integer"}, {"items": ROOT}, *[{"$ref": "#/$defs/d"}] * 40]}
+    assert check(value, {**schema, "$defs": {"d": {"type": "string"}}}) == TOO_MUCH
+    assert (
+        check(["x" * 60_000], {"$ref": "#/$defs/d", "$defs": {"d": {"enum": list(range(6000))}}}) == TOO_MUCH
+    )
+
+
+def test_too_much_to_name_the_place_still_has_a_verdict() -> None:
+    loops = {"items": {"anyOf": [{"const": i} for i in range(1, 800)]}}
+    schema = {"$defs": {"d": loops}, "$ref": "#/$defs/d"}
+    assert check([1] * 1400 + [0], schema) == "the JSON does not fit the schema"
+    assert check([1] * 99 + [0], schema) == "the JSON does not fit the schema at /99: anyOf"
+
+
+def tree_of(num_nodes: int, rng: random.Random) -> dict[str, Any]:
+    nodes: list[dict[str, Any]] = [{"kind": "k0", "children": [], "name": "root"}]
+    for _ in range(num_nodes - 1):
+        node = {"kind": f"k{rng.randrange(10)}", "children": [], "name": "a"}
+        rng.choice(nodes)["children"].append(node)
+        nodes.append(node)
+    return nodes[0]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind_first", [False, True])
+def test_tree_of_ten_kinds_of_nodes_takes_many_values(shared: bool, kind_first: bool) -> None:
+    kinds: dict[str, Any] = {}
+    for i in range(10):
+        tag, children = {"kind": {"const": f"k{i}"}}, {"children": {"items": {"$ref": "#/$defs/node"}}}
+        properties = {**tag, **children} if kind_first else {**children, **tag}
+        properties |= {"name": {"type": "string"}, "at": {"properties": {"line": {"type": "integer"}}}}
+        kinds[f"k{i}"] = {"type": "object", "properties": properties, "required": ["kind", "children"]}
+    union = [{"$ref": f"#/$defs/{name}"} for name in kinds] if shared else list(kinds.values())
+    schema = compile_schema(
+        {"$defs": {"node": {"anyOf": union}, **(kinds if shared else {})}, "$ref": "#/$defs/node"}
+    )
+    tree = tree_of(500, random.Random(3))
+    assert check_schema(json.dumps(tree), schema) is None
+    tree["children"][0]["kind"] = "k10"
+    assert "does not fit" in str(check_schema(json.dumps(tree), schema))
+
+
+def test_models_that_refer_to_each_other_take_many_values() -> None:
+    """About 300 parts and 40 references, as a program makes them from its classes."""
+    defs: dict[str, Any] = {}
+    for i in range(39):
+        fields = {f"f{j}": {"type": "string", "title": f"F{j}"} for j in range(4)}
+        last = {"items": {"$ref": f"#/$defs/M{i + 1}"}, "type": "array"} if i < 38 else {"type": "null"}
+        defs[f"M{i}"] = {"type": "object", "properties": {**fields, "last": last}, "required": list(fields)}
+    schema = {"$defs": defs, "type": "array", "items": {"$ref": "#/$defs/M0"}}
+
+    def model(depth: int) -> dict[str, Any]:
+        return {
+            **dict.fromkeys(["f0", "f1", "f2", "f3"], "text"),
+            "last": [model(depth - 1)] if depth else [],
+        }
+
+    assert check([model(11) for _ in range(8)], schema) is None
+    assert check([model(0) for _ in range(100)], schema) is None
 
 
 def test_legitimate_schema_of_many_parts_takes_many_values() -> None:
