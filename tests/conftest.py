@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway", "embedded_model"})
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --long or a -m that speaks of it, `long` tests are deselected.
 
