@@ -94,3 +94,9 @@ def test_environment_leaves_out_the_settings_of_the_shell(
 def test_free_port_is_free() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", free_port()))
+
+
+def test_tests_side_by_side_keep_their_groups(request: pytest.FixtureRequest) -> None:
+    """Else two engines start, and all takes twice as long; pytest 9.2 broke it."""
+    if request.config.getoption("loadgroup", False):
+        assert request.node.nodeid.endswith("@test_processes")
