@@ -4,15 +4,15 @@ An answer of prose in English and Chinese is fed token by token, as the engine b
 through rules of one denied word each: none, 500, 5,000 and 50,000 (`outbound_rules.py`), with whole words and
 allow phrases, with and without personal data, with and without hits. CPU time of the calling thread.
 
-Verdict, with 5,000 rules: 2.5 us from an id to an event, as much at 16k tokens as at 1k; 0.9 of it is the
-filter. Rules for personal data cost 1 us more. The
+Verdict, with 5,000 rules: 2.1 us from an id to an event (2.7 in answers of 1k tokens, with what opening one
+costs), 0.8 of it the filter. Rules for personal data cost 1.1 us more, 17 hits in 1,000 tokens 0.6. The
 filter holds 0.8 characters in Chinese and 2.1 in English, 10 and 9 ms at 50 tokens a second; with an email
-rule it holds 3.9 in English. Parsers of reasoning and tools (`--parsers`, vLLM's) cost 4 us.
+rule it holds 3.9 in English. Parsers of reasoning and tools (`--parsers`, vLLM's) cost 1 to 3 us.
 
 The losers. A fixed window of the longest pattern (20 characters): it holds 25 times as many characters in
-Chinese and 10 times in English, text leaves 250 and 90 ms later, and the filter costs 4 and 2.7 times as
-much. pyahocorasick with every prefix as a word holds what ours holds, and costs 1.5 (Chinese) and 2.2
-(English) times as much, 1.25 and 1.7 times in the whole way out; it takes an eighth of the memory (3 MiB
+Chinese and 10 times in English, text leaves 250 and 90 ms later, and the filter costs 3.6 and 2.8 times as
+much. pyahocorasick with every prefix as a word holds what ours holds, and costs 1.4 (Chinese) and 2.3
+(English) times as much, 1.2 and 1.7 times in the whole way out; it takes an eighth of the memory (3 MiB
 instead of 22), which a process has once.
 """
 
