@@ -2,8 +2,8 @@
 
 One object per choice; every kind of delivery is made of what its `feed` returns. The order is fixed: UTF-8,
 stop strings on the raw text, channels, then each channel's own stages (`channel_text.py`), so that a stop
-ends the text
-*before* a filter looks at its tail. What derives from a character (its logprobs) leaves after it.
+ends the text *before* a filter looks at its tail. What derives from a character (its logprobs) leaves after
+it.
 
 Not here: which stages a request has (`outbound_plan.py`).
 """
