@@ -7,7 +7,7 @@ allow phrases, with and without personal data, with and without hits. CPU time o
 Verdict, with 5,000 rules: 2.1 us from an id to an event (2.7 in answers of 1k tokens, with what opening one
 costs), 0.8 of it the filter. Rules for personal data cost 1.1 us more, 17 hits in 1,000 tokens 0.6. The
 filter holds 0.8 characters in Chinese and 2.1 in English, 10 and 9 ms at 50 tokens a second; with an email
-rule it holds 3.9 in English. Parsers of reasoning and tools (`--parsers`, vLLM's) cost 1 to 3 us.
+rule it holds 3.9 in English. Parsers of reasoning and tools (`--parsers`, vLLM's) cost 4 us (a busy machine).
 
 The losers. A fixed window of the longest pattern (20 characters): it holds 25 times as many characters in
 Chinese and 10 times in English, text leaves 250 and 90 ms later, and the filter costs 3.6 and 2.8 times as
