@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-from pipeline.model_text import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
-
-_NAMED_TOKENS: Final = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+from pipeline.model_text import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG, named_tokens
 
 
 def parser_tokenizer(files: Mapping[str, bytes]) -> Any:
@@ -36,11 +26,5 @@ def parser_tokenizer(files: Mapping[str, bytes]) -> Any:
         backend = Tokenizer.from_buffer(files[TOKENIZER])
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(f"no tokenizer for vLLM's parsers: {error}") from error
-    named = {name: text for name in _NAMED_TOKENS if (text := _text(config.get(name)))}
+    named = {name: text for name, text in named_tokens(config).items() if text}
     return get_cached_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **named))
-
-
-def _text(value: Any) -> str | None:
-    """A named token's text: in the files it is a string or an object with `content`."""
-    content = value.get("content") if isinstance(value, Mapping) else value
-    return content if isinstance(content, str) else None

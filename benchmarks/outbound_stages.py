@@ -16,9 +16,9 @@ from filters.escaping import escape_function
 from filters.json_check import JsonCheck
 from filters.json_values import JsonValueFilter
 from filters.stream import CompiledRules
+from filters.text_filter import TextFilter
 from pipeline.control_dropper import ControlDropper
 from pipeline.model_text import ModelText
-from pipeline.ports import TextFilter
 from pipeline.stop_strings import StopMatcher
 
 # Real ones; some of their beginnings occur in the prose.

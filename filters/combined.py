@@ -36,7 +36,7 @@ class Folder(NamedTuple):
 
 
 class CombinedFilter(StreamFilter):
-    """A `pipeline.ports.TextFilter` for any rules."""
+    """A `filters.text_filter.TextFilter` for any rules."""
 
     __slots__ = ("_folders", "_has_keywords", "_is_quiet", "_max_hold_chars", "_pii", "_quick_pii")
 

@@ -42,7 +42,7 @@ class HoldPolicy:
 
 
 class HeldText:
-    """One text, fed in pieces. With `feed`, which subclasses add, a `pipeline.ports.TextFilter`.
+    """One text, fed in pieces. With `feed`, which subclasses add, a `filters.text_filter.TextFilter`.
 
     After `flush` or `abandon`, `feed` raises `RuntimeError`; after a block it returns nothing. Offsets are
     raw characters from the start of the text.

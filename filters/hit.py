@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+CHANGING: Final = ("mask", "redact", "block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +17,8 @@ class Hit:
     start: int
     end: int
     shadow: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the matched text does not leave as it is."""
+        return not self.shadow and self.action in CHANGING

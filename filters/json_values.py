@@ -29,7 +29,8 @@ from typing import Final
 
 from filters import json_lexer as lexer
 from filters.hit import Hit
-from filters.value_text import ValueFilter, ValueText
+from filters.text_filter import TextFilter
+from filters.value_text import ValueText
 
 MAX_DEPTH: Final = 10_000  # one byte each; deeper text is not read as JSON
 MAX_SCALAR_CHARS: Final = 256  # as much as a stream holds; a longer number is not read as JSON
@@ -38,14 +39,14 @@ _SPACE: Final = "space"  # state of a bare number with whitespace after it
 
 
 class JsonValueFilter:
-    """One JSON text, fed in pieces. `pipeline.ports.TextFilter`.
+    """One JSON text, fed in pieces. `filters.text_filter.TextFilter`.
 
     `make` gives a new filter for each value; if it gives None, everything passes as it is. A block in any
     value ends it all: what has left is the beginning of some JSON. After `flush` or `abandon`, `feed` raises
     `RuntimeError`.
     """
 
-    def __init__(self, make: Callable[[], ValueFilter | None]) -> None:
+    def __init__(self, make: Callable[[], TextFilter | None]) -> None:
         self._make = make
         self._next = make()
         self._passes_all = self._next is None

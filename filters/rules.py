@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 import yaml
 
 from filters.folding import is_word_char
+from filters.hit import CHANGING
 from filters.pii import DETECTORS, PII_CLASSES
 from filters.rule_folding import DEFAULT, FOLDINGS, Folding
 from filters.yaml_fields import Fields, composed
@@ -74,7 +75,7 @@ class Rule:
     @property
     def is_active(self) -> bool:
         """Whether a match changes what leaves."""
-        return not self.shadow and self.action in (*REWRITES, "block")
+        return not self.shadow and self.action in CHANGING
 
     @property
     def folding(self) -> Folding:

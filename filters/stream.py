@@ -11,7 +11,7 @@ from filters.held_text import MAX_HOLD_CHARS, HoldPolicy, OnMaxHold
 from filters.patterns import Patterns
 from filters.pii import LOOK_BACK
 from filters.pii_stream import Tails
-from filters.rules import REWRITES, RuleSet
+from filters.rules import RuleSet
 from filters.scan import scan
 from filters.stream_filter import StreamFilter
 from filters.walk import Walk
@@ -58,7 +58,4 @@ class CompiledRules(Patterns):
         """
         result = scan(context + text, self)
         is_cut = result.num_hits > len(result.hits)
-        return is_cut or any(
-            hit.end > len(context) and not hit.shadow and hit.action in (*REWRITES, "block")
-            for hit in result.hits
-        )
+        return is_cut or any(hit.end > len(context) and hit.is_active for hit in result.hits)

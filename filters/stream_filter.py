@@ -74,7 +74,7 @@ class KeywordSteps(KeywordStream):
 
 
 class StreamFilter(HeldText):
-    """Keywords under the default folding. A `pipeline.ports.TextFilter`.
+    """Keywords under the default folding. A `filters.text_filter.TextFilter`.
 
     `readings`: for `Settling`, where there are more tracks.
     """

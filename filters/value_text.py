@@ -7,40 +7,15 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from filters.hit import Hit
 from filters.json_lexer import read_escape, read_loose_escape
+from filters.text_filter import TextFilter
 
 _MAX_ANCHORS: Final = 4000
 _KEPT_CHARS: Final = 1000
 _QUOTE_OR_BACKSLASH: Final = re.compile(r'["\\]')
 _BACKSLASH: Final = re.compile(r"\\")
-
-
-class ValueFilter(Protocol):
-    """A filter for one text. `pipeline.ports.TextFilter`, and the rule that blocked."""
-
-    held: int
-    num_leaked: int
-    released: int
-    hits: list[Hit]
-    is_active: bool
-    blocked: bool
-    blocked_by: str | None
-
-    @property
-    def reported(self) -> int: ...
-
-    def feed(self, text: str) -> str: ...
-
-    def flush(self) -> str: ...
-
-    def expire(self) -> str: ...
-
-    def pause(self) -> str: ...
-
-    def abandon(self) -> str: ...
 
 
 class Decoded(NamedTuple):
@@ -57,7 +32,7 @@ class ValueText:
 
     __slots__ = ("_decoded", "_mark", "_raw", "_read_escape", "filter", "num_fed")
 
-    def __init__(self, text_filter: ValueFilter, start: int, is_plain: bool) -> None:
+    def __init__(self, text_filter: TextFilter, start: int, is_plain: bool) -> None:
         self.filter = text_filter
         self.num_fed = 0
         self._mark = _BACKSLASH if is_plain else _QUOTE_OR_BACKSLASH

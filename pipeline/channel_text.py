@@ -9,15 +9,13 @@ Not here: which text belongs to which channel (`channels.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from filters.hit import Hit
+from filters.text_filter import TextFilter
 from pipeline.control_dropper import ControlDropper
 from pipeline.events import PositionLogprobs
 from pipeline.logprob_queue import LogprobQueue
-from pipeline.ports import TextFilter
-
-REWRITES: Final = frozenset(("mask", "redact", "block"))
 
 
 class TextCheck(Protocol):
@@ -174,6 +172,6 @@ class ChannelText:
         self.hits += text_filter.hits
         if self._queue is not None:
             for hit in text_filter.hits:
-                if hit.action in REWRITES and not hit.shadow:
+                if hit.is_active:
                     self._queue.rewritten(hit.start, hit.end)
         text_filter.hits.clear()

@@ -25,9 +25,9 @@ from pipeline.controls import ControlStrings
 # complete them is dropped without them.
 MAX_HELD_CHARS: Final = 256
 
-# A character that may still go, the automaton's state after it, how many characters could leave if the text
-# ended with it, and where it stood in the input.
-_Held = tuple[str, int, int, int]
+# A character that may still go, the automaton's state after it, and how many characters could leave if the
+# text ended with it.
+_Held = tuple[str, int, int]
 
 
 class ControlAutomaton:
@@ -52,9 +52,7 @@ class ControlAutomaton:
 class ControlDropper:
     """One text, fed in pieces: what comes out has no control string in it.
 
-    `held`: characters that wait. `num_dropped`: characters of the input dropped so far. `released`:
-    characters of the input, from its start, whose fate is settled. After `flush`, `feed` raises
-    `RuntimeError`.
+    `held`: characters that wait. After `flush`, `feed` raises `RuntimeError`.
     """
 
     __slots__ = (
@@ -64,9 +62,6 @@ class ControlDropper:
         "_start",
         "_state_before",
         "held",
-        "num_dropped",
-        "num_read",
-        "released",
     )
 
     def __init__(self, automaton: ControlAutomaton) -> None:
@@ -76,17 +71,12 @@ class ControlDropper:
         self._stack: list[_Held] = []
         self._is_ended = False
         self.held = 0
-        self.num_read = 0
-        self.num_dropped = 0
-        self.released = 0
 
     def feed(self, text: str) -> str:
         """The text that can no longer be part of a control string."""
         if self._is_ended:
             raise RuntimeError("the text has been flushed; a new text needs a new dropper")
         if not self._stack and not self._state_before and self._automaton.starts.isdisjoint(text):
-            self.num_read += len(text)
-            self.released = self.num_read
             return text
         return self._read(text)
 
@@ -96,7 +86,6 @@ class ControlDropper:
         self._release(len(self._stack), out)
         self._is_ended = True
         self.held = 0
-        self.released = self.num_read
         return "".join(out)
 
     def _read(self, text: str) -> str:
@@ -111,7 +100,6 @@ class ControlDropper:
                 if end > at:
                     out.append(text[at:end])
                     self._start += end - at
-                    self.num_read += end - at
                     at = end
                     continue
             char = text[at]
@@ -127,9 +115,7 @@ class ControlDropper:
                 out.append(char)
                 self._start += 1
                 self._state_before = state
-            self.num_read += 1
         self.held = len(stack)
-        self.released = stack[0][3] if stack else self.num_read
         return "".join(out)
 
     def _push(self, char: str, state: int, depth: int, out: list[str]) -> None:
@@ -137,13 +123,13 @@ class ControlDropper:
         below = start + len(stack) + 1 - depth
         # With the suffix gone, the text would go on from below it.
         border = stack[below - start - 1][2] if below > start else start
-        stack.append((char, state, border, self.num_read))
+        stack.append((char, state, border))
         border = max(border, start + len(stack) - MAX_HELD_CHARS)
         if border > start:
             self._release(border - start, out)
 
     def _release(self, num: int, out: list[str]) -> None:
-        for char, state, _, _ in self._stack[:num]:
+        for char, state, _ in self._stack[:num]:
             out.append(char)
             self._state_before = state
         del self._stack[:num]
@@ -153,4 +139,3 @@ class ControlDropper:
         """A control string of `size` characters is complete with a character that was not pushed."""
         num = min(size - 1, len(self._stack))  # fewer where its beginning had to leave
         del self._stack[len(self._stack) - num :]
-        self.num_dropped += num + 1

@@ -72,7 +72,7 @@ class ModelText:
                 f"the model has no {TOKENIZER}; there are {', '.join(sorted(files)) or 'no files'}"
             )
         config = _load(files, TOKENIZER_CONFIG)
-        special_tokens = _special_tokens(_load(files, SPECIAL_TOKENS_MAP) | config)
+        special_tokens = named_tokens(_load(files, SPECIAL_TOKENS_MAP) | config)
         tokenizer = _tokenizer(files[TOKENIZER], config)
         sources = {"default": chat_template} if chat_template else _template_sources(files, config)
         literals = [literal for source in sources.values() for literal in template_literals(source)]
@@ -129,7 +129,7 @@ def _added_token(entry: Mapping[str, Any]) -> AddedToken:
     return AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in flags if flag in entry})
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text of the named tokens; in the files each is a string or an object with `content`."""
     tokens = {}
     for name in _NAMED_TOKENS:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from filters.json_schema import Schema
 from filters.json_values import JsonValueFilter
+from filters.text_filter import TextFilter
 from pipeline.answer_check import AnswerCheck
 from pipeline.channel_text import ChannelText
 from pipeline.channels import Channels
@@ -19,7 +20,7 @@ from pipeline.detokenizer import open_detokenizer
 from pipeline.events import CONTENT, REASONING, TOOL_ARGUMENTS
 from pipeline.logprob_queue import LogprobQueue
 from pipeline.outbound import Outbound
-from pipeline.ports import OutputParser, TextFilter
+from pipeline.ports import OutputParser
 from pipeline.stop_strings import StopMatcher
 from pipeline.values import EngineCall, Generation
 from pipeline.vocabulary import Vocabulary

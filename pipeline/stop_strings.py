@@ -100,9 +100,8 @@ class StopMatcher:
     """Lets text through up to the first stop string. `matched` is that string; then it refuses more.
 
     `include` keeps the stop string in the text. A stop string that is complete within the first
-    `min_tokens` tokens does not count, one that only begins there does. `released` counts the characters
-    whose fate is settled. Raises `ValueError` for an empty stop string, and without any: a choice without
-    stops has no matcher.
+    `min_tokens` tokens does not count, one that only begins there does. Raises `ValueError` for an empty stop
+    string, and without any: a choice without stops has no matcher.
     """
 
     __slots__ = (
@@ -116,7 +115,6 @@ class StopMatcher:
         "_state",
         "_stops",
         "matched",
-        "released",
     )
 
     def __init__(self, stops: Sequence[str], include: bool = False, min_tokens: int = 0) -> None:
@@ -134,13 +132,12 @@ class StopMatcher:
         self._held = ""
         self._is_ended = False
         self.matched: str | None = None
-        self.released = 0
 
     def fresh(self) -> StopMatcher:
         """One for another choice of the request: the automaton is shared, 2 ms of work for long strings."""
         other = copy(self)
         other._num_exempt = self._min_tokens
-        other._state = other.released = 0
+        other._state = 0
         other._held = ""
         other._is_ended = False
         other.matched = None
@@ -160,7 +157,6 @@ class StopMatcher:
             is_exempt = num_tokens <= self._num_exempt
             self._num_exempt = max(self._num_exempt - num_tokens, 0)
         if not self._state and self._starts.isdisjoint(text):
-            self.released += len(text)
             return text
         return self._search(text, is_exempt)
 
@@ -168,7 +164,6 @@ class StopMatcher:
         """The text is over: what was held."""
         held, self._held = self._held, ""
         self._is_ended = True
-        self.released += len(held)
         return held
 
     def _search(self, text: str, is_exempt: bool) -> str:
@@ -193,13 +188,10 @@ class StopMatcher:
         hold = automaton.hold_exempt if self._num_exempt else automaton.hold
         num_free = len(text) if self._include else len(text) - hold[state]
         self._held = text[num_free:]
-        self.released += num_free
         return text[:num_free]
 
     def _end(self, text: str, stop: str) -> str:
         self.matched = stop
         self._is_ended = True
         self._held = ""
-        text = text if self._include else text.removesuffix(stop)
-        self.released += len(text)
-        return text
+        return text if self._include else text.removesuffix(stop)
