@@ -21,7 +21,7 @@ Not here: what a match means (rules), raw offsets, and holding text back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from filters.folding import fold as fold_text
 from filters.folding import fold_table, is_word_char
@@ -35,8 +35,7 @@ class Automaton:
 
     `whole`: indexes of patterns that match as whole words only. `silent`: indexes of patterns that match but
     never count in `live`. `late`: every pattern is in `awaiting`, for texts in which a character is known to
-    be over only when the next one comes. `is_excused(index, ended)`: whether a pattern that waits for the
-    next character does not matter, because of those that have ended where it ends.
+    be over only when the next one comes.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class Automaton:
         whole: Collection[int] = (),
         silent: Collection[int] = (),
         late: bool = False,
-        is_excused: Callable[[int, Sequence[int]], bool] | None = None,
     ) -> None:
         self.patterns = tuple(map(fold_text, patterns)) if fold else tuple(patterns)
         if "" in self.patterns:
@@ -65,9 +63,7 @@ class Automaton:
         self.awaiting: list[tuple[int, ...]] = []
         self._add_state(0)
         self._word_root = self._add_state(0) if self._left_bound else 0
-        self._silent = frozenset(silent)
-        self._is_excused = is_excused
-        self._insert_all(self._silent)
+        self._insert_all(frozenset(silent))
         self._link()
         # Where something ends, or waits to.
         self.is_notable = [
@@ -117,7 +113,7 @@ class Automaton:
         live = [0] * len(self.depth)
         for state in sorted(range(len(live)), key=self.depth.__getitem__):
             live[state] = self.depth[state] if state in under_way else live[self.fail[state]]
-        return list(map(min, live, self.live))
+        return live
 
     def _add_state(self, depth: int) -> int:
         self.goto.append({})
@@ -174,7 +170,7 @@ class Automaton:
             ends = self.awaiting if awaited else self.outputs
             ends[path[size]] += (index,)
         if not silent:
-            for depth, state in enumerate(path[:size]):
+            for depth, state in enumerate(path[: size + awaited]):
                 self.live[state] = depth
 
     def _link(self) -> None:
@@ -185,25 +181,13 @@ class Automaton:
                 self.fail[state] = self.root_after(char)
                 queue[state] = None
         waiting = list(queue)
-        begun = dict.fromkeys((0, self._word_root), 0)  # `live` without what is whole and waits
         for state in waiting:
             fail = self.fail[state]
-            begun[state] = self.live[state] or begun[fail]
+            self.live[state] = self.live[state] or self.live[fail]
             self.outputs[state] += self.outputs[fail]
             self.awaiting[state] += self.awaiting[fail]
-            self.live[state] = max(begun[state], self._awaited_size(state))
             for char, target in self.goto[state].items():
                 self.fail[target] = self.step(fail, char)
                 if target not in queue:
                     queue[target] = None
                     waiting.append(target)
-
-    def _awaited_size(self, state: int) -> int:
-        """How long the longest pattern is that is whole, waits for the next character, and matters."""
-        ended, is_excused = self.outputs[state], self._is_excused
-        sizes = [
-            len(self.patterns[index])
-            for index in self.awaiting[state]
-            if index not in self._silent and not (ended and is_excused and is_excused(index, ended))
-        ]
-        return max(sizes, default=0)

@@ -67,15 +67,6 @@ class FoldedPatterns:
             whole=self._whole,
             silent=[i for i, pattern in enumerate(self.patterns) if not pattern.holds()],
             late=self.folding.repeats,
-            is_excused=self._is_excused if self.has_phrases else None,
-        )
-
-    def _is_excused(self, index: int, ended: Sequence[int]) -> bool:
-        """Whether a phrase has ended that contains a word which ends there too, and excuses it."""
-        word, patterns = self.patterns[index], self.patterns
-        return word.rule is not None and any(
-            patterns[other].excuses(word.rule) and len(patterns[other].text) >= len(word.text)
-            for other in ended
         )
 
     @cached_property

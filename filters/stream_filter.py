@@ -4,7 +4,8 @@
 character that may end a match, folds to nothing or to several characters, or is read while something is
 undecided goes through `_exactly`, which is the whole truth and about ten times slower. Text comes out by one
 rule: the held part begins where the longest suffix begins that is a proper prefix of an active keyword, or
-where a match begins that is not certain yet, whichever is earlier.
+where a match begins that is not certain yet, whichever is earlier. In one case that is more than must be: a
+whole word at the end of a phrase that excuses it waits for the character after it all the same.
 
 Everything is decided at a character, never at the end of a chunk, so any chunking gives the same output, and
 it is that of `scan.py`: the same hits in the same order (`settling.py`).

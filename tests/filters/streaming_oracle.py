@@ -282,8 +282,13 @@ class Oracle:
             for match in matches
             if not match.is_phrase
             and match.rule.is_active >= is_active
-            and (match.is_open or any(_may_excuse(each, match) for each in begun))
-            and not any(excuses(phrase, match) for phrase in settled)
+            and (
+                match.is_open
+                or (
+                    any(_may_excuse(each, match) for each in begun)
+                    and not any(excuses(phrase, match) for phrase in settled)
+                )
+            )
         ]
 
     def _open_at_end(self, views: dict[tuple[bool, ...], View]) -> Iterator[Match]:
@@ -336,13 +341,10 @@ class Oracle:
         """Of each character of `raw`, if `more` follows and then the end."""
         matches = self.matches(raw + more)
         phrases = [match for match in matches if match.is_phrase]
-        complete = [m for m in self.matches(raw) if m.is_phrase and not m.is_unsure]
         fates: list[set[tuple[object, ...]]] = [set() for _ in raw]
         for match in matches:
             if match.is_phrase or not match.rule.is_active:
                 continue
-            if any(excuses(phrase, match) for phrase in complete):
-                continue  # whatever follows: as if it were not there
             fate = (match.number, match.raw_start, match.raw_end, any(excuses(p, match) for p in phrases))
             for at in range(match.raw_start, min(match.raw_end, len(raw))):
                 fates[at].add(fate)
