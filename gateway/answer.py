@@ -13,9 +13,9 @@ from typing import Final
 from filters.hit import Hit
 from gateway.audit import Audit
 from gateway.choice import Choice, MakeOutbound
+from gateway.client import Outgoing
 from gateway.error_body import INTERNAL_CODE
 from gateway.metrics import Metrics
-from gateway.outlet import Outlet
 from gateway.record import RequestRecord
 from gateway.writers import Writer
 from pipeline.errors import (
@@ -52,7 +52,7 @@ class Answer:
         self,
         engine: Engine,
         writer: Writer,
-        outlet: Outlet,
+        outlet: Outgoing,
         record: RequestRecord,
         metrics: Metrics,
         audit: Audit,

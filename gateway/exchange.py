@@ -141,6 +141,11 @@ class Exchange:
             return None
         return value if 0 < value < 1e9 else None
 
+    @property
+    def read_timeout_s(self) -> float | None:
+        """How long the client waits for a byte, as openai's clients tell it."""
+        return self.seconds_header(b"x-stainless-read-timeout")
+
     def _request_id(self) -> str:
         given = self.headers.get(b"x-request-id", b"")
         return given.decode() if SANE_REQUEST_ID.fullmatch(given) else uuid4().hex

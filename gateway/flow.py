@@ -16,6 +16,7 @@ from functools import partial
 
 from gateway.answer import COMPLETE, Answer, AnswerLimits, ObservePrompt
 from gateway.audit import Audit
+from gateway.client import Client
 from gateway.exchange import Exchange, require_json
 from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.keys import ApiKeys
@@ -44,6 +45,15 @@ class Route:
 
     parse: Callable[[bytes], Request]
     shape: Callable[[str, int, str], Shape]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request that is ready for the engine, and what is needed of it until its answer has ended."""
+
+    model: Model
+    request: Request
+    rules: RulesVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,46 +96,61 @@ class Flow:
         self._way_out = way_out
         self.open = OpenRequests(metrics)
         self.is_draining = False
-        self.in_progress: set[Exchange] = set()  # also those that still send their body or are being encoded
+        self.in_progress: set[Client] = set()  # also those that still send their body or are being encoded
 
     async def generate(self, exchange: Exchange, route: Route) -> None:
         """The life of a request. Raises `HeadraceError` for whatever fails before the engine has it."""
-        record = exchange.record
-        record.key_id = self._keys.check(exchange.headers)
+        prompt, ready = await self.prepare(exchange, route, await self.read(exchange))
+        writer = self._writer(exchange, route, prompt, len(ready.calls))
+        answer = self.start(exchange, writer, prompt, ready)
+        del ready  # with its buffers: only choices that may be submitted again still hold them
+        await self.finish(exchange, answer, prompt)
+
+    async def read(self, exchange: Exchange) -> bytes:
+        """The body of a request with a good key, the first lines of every generation route."""
+        exchange.record.key_id = self._keys.check(exchange.headers)
         require_json(exchange.headers)
         body = await exchange.read_body(self._body.max_bytes, self._body.limit_s)
-        record.begin()
+        exchange.record.begin()
+        return body
+
+    async def prepare(self, exchange: Exchange, route: Route, body: bytes) -> tuple[Prompt, Ready]:
+        """Steps 1 to 6: what the engine will be asked, and all that its answer will need to know."""
+        record = exchange.record
         request = route.parse(body)  # 1
         record.done("parse")
         model = self._admit(request.model)  # 2
         self._way_out.check(model, request)
         record.model, record.stream = request.model, request.delivery.stream
         rules = self._rules.current  # one version for the whole request
-        ready = await self._prepare(exchange, model, request, rules)  # 3 to 6
-        writer = self._writer(exchange, route, model, request, len(ready.calls))
-        answer = self._answer(exchange, writer)
-        plan = self._way_out.plan(model, request, rules)
-        answer.start(self._way_out.calls(model, request, ready.calls), plan.open)  # 7, 8; 9 to 12 per token
-        del ready  # with its buffers: only choices that may be submitted again still hold them
-        await self._finish(exchange, answer)
-        if record.ended == COMPLETE:
-            self._next_turns.learn(model, request, writer.whole_text(), _on_input(rules))
+        ready = await self._ready(exchange, model, request, rules)  # 3 to 6
+        return Prompt(model, request, rules), ready
 
-    async def _finish(self, exchange: Exchange, answer: Answer) -> None:
+    def start(self, client: Client, writer: Writer, prompt: Prompt, ready: Ready) -> Answer:
+        """Steps 7 and 8. Raises what the engine raises, with nothing left running. 9 to 12 run per token."""
+        answer = self._answer(client, writer)
+        plan = self._way_out.plan(prompt.model, prompt.request, prompt.rules)
+        answer.start(self._way_out.calls(prompt.model, prompt.request, ready.calls), plan.open)
+        return answer
+
+    async def finish(self, client: Client, answer: Answer, prompt: Prompt) -> None:
         """Until the response is complete or the client has gone."""
-        self.open.add(exchange, answer)
+        self.open.add(client, answer)
         try:
-            await exchange.finished()
+            await client.finished()
         finally:
-            self.open.remove(exchange)
+            self.open.remove(client)
             if not answer.is_ended:  # cancelled: the server stops
                 answer.client_gone("the server has ended the connection")
+        if client.record.ended == COMPLETE:
+            text = answer.writer.whole_text()
+            self._next_turns.learn(prompt.model, prompt.request, text, _on_input(prompt.rules))
 
     def cut(self, error: HeadraceError) -> None:
         """End everything that is in progress with a named error."""
         self.open.fail_all(error)
-        for exchange in list(self.in_progress):
-            exchange.refuse(error)
+        for client in list(self.in_progress):
+            client.refuse(error)
 
     def _admit(self, name: str) -> Model:
         """Before any tokenizing: is there a model, a worker, and room in its queue?"""
@@ -135,9 +160,7 @@ class Flow:
         model = self._models.get(name)
         return self._models.within(model, self._engine.max_model_len(name))
 
-    async def _prepare(
-        self, exchange: Exchange, model: Model, request: Request, rules: RulesVersion
-    ) -> Ready:
+    async def _ready(self, exchange: Exchange, model: Model, request: Request, rules: RulesVersion) -> Ready:
         """Steps 3 to 6. What cannot be done at once is served while others run."""
         record = exchange.record
         steps = model.inbound.prepare(request, time.time(), _on_input(rules), record.done)
@@ -148,35 +171,36 @@ class Flow:
             self._audit.hit(record, "input", CONTENT, hit)
         return ready
 
-    def _writer(
-        self, exchange: Exchange, route: Route, model: Model, request: Request, num_choices: int
-    ) -> Writer:
-        record, outlet, delivery = exchange.record, exchange.outlet, request.delivery
-        shape = route.shape(record.request_id, int(time.time()), request.model)
-        texts = model.text.vocabulary
+    def keeps_text(self, prompt: Prompt) -> bool:
+        """Whether the writer is to keep the answer's text, for the next turn."""
+        return self._next_turns.wants(prompt.model, prompt.request)
+
+    def _writer(self, exchange: Exchange, route: Route, prompt: Prompt, num_choices: int) -> Writer:
+        record, outlet, delivery = exchange.record, exchange.outlet, prompt.request.delivery
+        shape = route.shape(record.request_id, int(time.time()), prompt.request.model)
+        texts = prompt.model.text.vocabulary
         if not delivery.stream:
             return JsonWriter(outlet, shape, texts, record, num_choices)
-        kind = KeepingSseWriter if self._next_turns.wants(model, request) else SseWriter
+        kind = KeepingSseWriter if self.keeps_text(prompt) else SseWriter
         return kind(outlet, shape, texts, record, delivery, num_choices)
 
-    def _answer(self, exchange: Exchange, writer: Writer) -> Answer:
-        record, limits = exchange.record, self._limits_of(exchange)
+    def _answer(self, client: Client, writer: Writer) -> Answer:
         answer = Answer(
             self._engine,
             writer,
-            exchange.outlet,
-            record,
+            client.outlet,
+            client.record,
             self._metrics,
             self._audit,
-            limits,
+            self._limits_of(client),
             self._observe_prompt,
         )
-        exchange.on_gone = answer.client_gone
+        client.on_gone = answer.client_gone
         return answer
 
-    def _limits_of(self, exchange: Exchange) -> AnswerLimits:
+    def _limits_of(self, client: Client) -> AnswerLimits:
         """A client that tells its read timeout gets heartbeats twice as often as that."""
-        timeout_s = exchange.seconds_header(b"x-stainless-read-timeout")
+        timeout_s = client.read_timeout_s
         if timeout_s is None or timeout_s / 2 >= self._limits.heartbeat_s:
             return self._limits
         return replace(self._limits, heartbeat_s=timeout_s / 2)

@@ -13,7 +13,7 @@ from typing import Final
 
 from backend.fault_log import log_fault
 from gateway.answer import Answer
-from gateway.exchange import Exchange
+from gateway.client import Client
 from gateway.metrics import Metrics
 from pipeline.errors import HeadraceError
 
@@ -26,18 +26,18 @@ class OpenRequests:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._open: dict[Exchange, Answer] = {}
+        self._open: dict[Client, Answer] = {}
         self._peak = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, exchange: Exchange, answer: Answer) -> None:
-        self._open[exchange] = answer
+    def add(self, client: Client, answer: Answer) -> None:
+        self._open[client] = answer
 
-    def remove(self, exchange: Exchange) -> None:
-        self._open.pop(exchange, None)
-        self._peak = max(self._peak, exchange.outlet.peak)
+    def remove(self, client: Client) -> None:
+        self._open.pop(client, None)
+        self._peak = max(self._peak, client.outlet.peak)
 
     def fail_all(self, error: HeadraceError) -> None:
         """Cut every running answer with a named error."""
@@ -59,37 +59,37 @@ class OpenRequests:
 
     def look(self, now_s: float) -> None:
         """Enforce the limits of every open request."""
-        for exchange, answer in list(self._open.items()):
+        for client, answer in list(self._open.items()):
             try:
-                _look_at(exchange, answer, now_s)
+                _look_at(client, answer, now_s)
             except Exception as error:  # one stream's fault must not stop the clock of all the others
-                log_fault(error, exchange.record.request_id)
-                _give_up(exchange, answer)
+                log_fault(error, client.record.request_id)
+                _give_up(client, answer)
 
     def publish(self) -> None:
         """Bring the metrics that are counted elsewhere up to date."""
         metrics = self._metrics
         metrics.flush()
         metrics.open_requests.set(len(self._open))
-        metrics.buffered_bytes.set(sum(exchange.outlet.num_buffered for exchange in self._open))
-        self._peak = max([self._peak, *(exchange.outlet.peak for exchange in self._open)])
+        metrics.buffered_bytes.set(sum(client.outlet.num_buffered for client in self._open))
+        self._peak = max([self._peak, *(client.outlet.peak for client in self._open)])
         metrics.buffered_peak.set(self._peak)
 
 
-def _give_up(exchange: Exchange, answer: Answer) -> None:
+def _give_up(client: Client, answer: Answer) -> None:
     """End a stream that cannot be looked after any more, politely if that still works."""
     try:
         answer.fail(HeadraceError("An internal error ended this stream."))
     except Exception as error:
-        log_fault(error, exchange.record.request_id)
-        exchange.close()
+        log_fault(error, client.record.request_id)
+        client.close()
 
 
-def _look_at(exchange: Exchange, answer: Answer, now_s: float) -> None:
+def _look_at(client: Client, answer: Answer, now_s: float) -> None:
     if not answer.is_ended:
         answer.check(now_s)
     reason = answer.check_reader(now_s)
     if reason is not None:
-        exchange.outlet.drop()
-        exchange.on_gone(reason)
-        exchange.close()
+        client.outlet.drop()
+        client.on_gone(reason)
+        client.close()
