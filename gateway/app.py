@@ -17,6 +17,8 @@ from starlette.routing import Route
 
 from gateway import parts
 from gateway.audit import Audit, audit_log
+from gateway.client_address import ClientAddresses
+from gateway.cors import cors, with_headers
 from gateway.docs_page import page_routes
 from gateway.edge import GenerationEndpoint
 from gateway.exchange import Receive, Scope
@@ -171,6 +173,11 @@ class App:
 
     def __init__(self, gateway: Gateway, reader: ReaderLimits) -> None:
         self.gateway = gateway
+        access = gateway.settings.access
+        self._cors = cors(access)
+        self._addresses = ClientAddresses(
+            access.forwarded_allow_ips, gateway.settings.http.uds is not None, access.log_client_address
+        )
         self._endpoints = {
             path: GenerationEndpoint(gateway.flow, route, gateway.metrics, gateway.request_log, reader)
             for path, route in generation_routes(
@@ -197,14 +204,17 @@ class App:
         self._others.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            endpoint = self._endpoints.get(scope["path"])
+        if scope["type"] == "http":
+            if self._cors is not None and await self._cors.answered(scope, send):
+                return
+            self._addresses.note(scope)
+            endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
             if endpoint is not None:
                 await endpoint(scope, receive, send)
                 return
         if scope["type"] == "lifespan":
             send = partial(self._send_lifespan, send)
-        await self._others(scope, receive, send)
+        await self._others(scope, receive, with_headers(scope, send))
 
     async def _send_lifespan(self, send: Send, message: Any) -> None:
         """A start that is refused for a known reason needs no traceback."""

@@ -12,6 +12,8 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
+from gateway.client_address import LOGGED_CLIENT
+from gateway.cors import RESPONSE_HEADERS
 from gateway.error_body import INTERNAL_CODE
 from gateway.outlet import Outlet, Send
 from gateway.record import RequestRecord
@@ -33,7 +35,8 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_buffered_bytes: int) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.record = RequestRecord(request_id=self._request_id(), route=scope["path"], started_s=monotonic())
-        self.outlet = Outlet(send, max_buffered_bytes, self._on_gone)
+        self.record.client = scope.get(LOGGED_CLIENT)
+        self.outlet = Outlet(send, max_buffered_bytes, self._on_gone, scope.get(RESPONSE_HEADERS, ()))
         self.on_gone: Callable[[str], None] = _ignore
         self._deadline: asyncio.Timeout | None = None  # of the body, while it is read
         self._work: asyncio.Future[Any] | None = None  # of the prompt, while it is prepared elsewhere

@@ -9,7 +9,7 @@ bound the client is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Callable, Coroutine, Generator, MutableMapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -29,7 +29,8 @@ class ReaderLimits:
 class Outlet:
     """The body side of one ASGI `send`.
 
-    Never raises to the pusher; `on_gone(reason)` is called at most once.
+    Never raises to the pusher; `on_gone(reason)` is called at most once. `start_headers`: what the response
+    head has whoever writes it.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Outlet:
         "_max_bytes",
         "_on_gone",
         "_send",
+        "_start_headers",
         "_task",
         "blocked_since_s",
         "closed",
@@ -44,8 +46,15 @@ class Outlet:
         "peak",
     )
 
-    def __init__(self, send: Send, max_buffered_bytes: int, on_gone: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        max_buffered_bytes: int,
+        on_gone: Callable[[str], None],
+        start_headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
         self._send = send
+        self._start_headers = start_headers
         self._max_bytes = max_buffered_bytes
         self._on_gone = on_gone
         self._buffer: list[Message] = []
@@ -57,6 +66,7 @@ class Outlet:
 
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the response head."""
+        headers = [*headers, *self._start_headers]
         self._push({"type": "http.response.start", "status": status, "headers": headers}, 0)
 
     def push(self, body: bytes) -> None:

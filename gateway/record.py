@@ -17,6 +17,7 @@ class RequestRecord:
     request_id: str
     route: str
     started_s: float
+    client: str | None = None  # its address; None: not known, or not to be logged
     key_id: str | None = None
     model: str = ""
     worker: str = ""
@@ -111,6 +112,7 @@ class RequestRecord:
             "time": round(wall_s, 3),
             "id": self.request_id,
             "route": self.route,
+            "client": self.client,
             "key": self.key_id,
             "model": self.model,
             "worker": self.worker,

@@ -278,7 +278,8 @@ def test_names_are_unique_across_groups() -> None:
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
 def test_every_default_is_allowed_and_travels(row: Setting) -> None:
     if row.default is not None and row.default != ():
-        flags = {row.name: row.default if isinstance(row.default, bool) else str(row.default)}
+        default = list(row.default) if row.is_list else row.default
+        flags = {row.name: default if isinstance(default, bool | list) else str(default)}
         assert isinstance(value_of(flags, row.name), type(row.default))
 
 
