@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gateway.accept import stream_form
 from gateway.answer import COMPLETE, Answer, AnswerLimits, ObservePrompt
 from gateway.audit import Audit
 from gateway.client import Client
@@ -27,9 +28,10 @@ from gateway.needs import NeedServer
 from gateway.next_turns import NextTurns
 from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
 from gateway.rules_version import RulesVersion
+from gateway.text_writers import NDJSON, PlainTextWriter
 from gateway.watch import OpenRequests
 from gateway.way_out import WayOut
-from gateway.writers import JsonWriter, KeepingSseWriter, SseWriter, Writer
+from gateway.writers import SSE, JsonWriter, KeepingSseWriter, SseWriter, Writer
 from pipeline.errors import Draining, HeadraceError
 from pipeline.events import CONTENT
 from pipeline.inbound import InputRules, Ready
@@ -181,8 +183,12 @@ class Flow:
         texts = prompt.model.text.vocabulary
         if not delivery.stream:
             return JsonWriter(outlet, shape, texts, record, num_choices)
+        form = stream_form(exchange.headers, prompt.request)
+        if form == "text":
+            return PlainTextWriter(outlet, record, exchange.close, self.keeps_text(prompt))
         kind = KeepingSseWriter if self.keeps_text(prompt) else SseWriter
-        return kind(outlet, shape, texts, record, delivery, num_choices)
+        framing = NDJSON if form == "ndjson" else SSE
+        return kind(outlet, shape, texts, record, delivery, num_choices, framing)
 
     def _answer(self, client: Client, writer: Writer) -> Answer:
         answer = Answer(

@@ -6,7 +6,7 @@ Only the text differs from token to token, so a stream's chunk is cut once into 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -48,6 +48,10 @@ def json_bytes(value: Json) -> bytes:
 
 def data_frame(value: Json) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def json_line(value: Json) -> bytes:
+    return json_bytes(value) + b"\n"
 
 
 class Shape(Protocol):
@@ -186,13 +190,13 @@ class CompletionShape:
 
 
 class TextFrames:
-    """The SSE frames of a stream choice in which only the text differs: one join a token."""
+    """The frames of a stream choice in which only the text differs: one join a token."""
 
     __slots__ = ("_around",)
 
-    def __init__(self, shape: Shape, choice: Json) -> None:
+    def __init__(self, shape: Shape, choice: Json, frame: Callable[[Json], bytes] = data_frame) -> None:
         """`choice` has `TEXT_MARK` where the text goes, once or more."""
-        self._around = data_frame(shape.chunk([choice])).split(_encode(TEXT_MARK))
+        self._around = frame(shape.chunk([choice])).split(_encode(TEXT_MARK))
 
     def frame(self, text: str) -> bytes:
         return json_string(text).join(self._around)

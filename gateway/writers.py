@@ -1,4 +1,5 @@
-"""Hop 12: how an answer's events become a response body. SSE for streams, one JSON document otherwise.
+"""Hop 12: how an answer's events become a response body. SSE for streams, one JSON document otherwise; what
+clients that ask for plain text or JSON lines get is in `gateway/text_writers.py`.
 
 A writer is called in order: `first`, then `text`, `delta` and `finished` per choice, then `end`; or `fail`
 at any time. The response head goes out with the first token or the first heartbeat, so that whatever fails
@@ -8,6 +9,7 @@ earlier is still a real HTTP status, which clients retry, and so that `server-ti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from gateway.answer_logprobs import TokenTexts
@@ -26,6 +28,19 @@ SSE_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """What stands around the chunks of a stream: `frame` makes the bytes of one, `ping` those of silence."""
+
+    headers: Sequence[tuple[bytes, bytes]]
+    frame: Callable[[Any], bytes]
+    ping: bytes
+    done: bytes
+
+
+SSE: Final = Framing(SSE_HEADERS, data_frame, PING, DONE)
 
 
 class Writer(Protocol):
@@ -64,7 +79,10 @@ class Writer(Protocol):
 
 
 class SseWriter:
-    """Frames of `data: {json}`, comments as heartbeats, `[DONE]` only after a whole answer."""
+    """Frames of `data: {json}`, comments as heartbeats, `[DONE]` only after a whole answer.
+
+    Another `framing` puts the same chunks on the wire in another way.
+    """
 
     def __init__(
         self,
@@ -74,6 +92,7 @@ class SseWriter:
         record: RequestRecord,
         delivery: Delivery,
         num_choices: int,
+        framing: Framing = SSE,
     ) -> None:
         self._outlet = outlet
         self._shape = shape
@@ -82,6 +101,8 @@ class SseWriter:
         self._delivery = delivery
         self._is_continuous = delivery.continuous_usage  # asked for each token
         self._num_choices = num_choices
+        self._framing = framing
+        self._frame = framing.frame
         self._frames = [self._text_frames(index, CONTENT) for index in range(num_choices)]
         # Made with the first such text. Those of tool arguments are of the last call: no other gets any.
         self._reasoning: list[TextFrames | None] = [None] * num_choices
@@ -130,21 +151,21 @@ class SseWriter:
             chunk = self._shape.chunk([]) | {"usage": usage_object(self._record.usage)}
             if self._delivery.include_timings:
                 chunk["timings"] = timings()
-            last = data_frame(chunk)
+            last = self._frame(chunk)
         self.num_frames += 1
-        self._outlet.end(last + DONE)
+        self._outlet.end(last + self._framing.done)
 
     def fail(self, error: HeadraceError) -> None:
         if not self._head_sent:
             send_error(self._outlet, error, self._record)
             return
         self.num_frames += 1
-        self._outlet.end(data_frame(stream_error(error)))
+        self._outlet.end(self._frame(stream_error(error)))
 
     def ping(self) -> None:
         self._send_head()
         self.num_frames += 1
-        self._outlet.push(PING)
+        self._outlet.push(self._framing.ping)
 
     def whole_text(self) -> str:
         return ""
@@ -159,25 +180,25 @@ class SseWriter:
         frames = self._arguments[index]
         if frames is None:
             choice = self._shape.tool_call(index, event._replace(arguments=TEXT_MARK))
-            frames = self._arguments[index] = TextFrames(self._shape, choice)
+            frames = self._arguments[index] = TextFrames(self._shape, choice, self._frame)
         self.num_frames += 1
         self._outlet.push(frames.frame(event.arguments))
 
     def _text_frames(self, index: int, channel: str) -> TextFrames:
-        return TextFrames(self._shape, self._shape.delta(index, TEXT_MARK, None, channel))
+        return TextFrames(self._shape, self._shape.delta(index, TEXT_MARK, None, channel), self._frame)
 
     def _choice(self, choice: Any) -> None:
         chunk = self._shape.chunk([choice])
         if self._delivery.continuous_usage:
             chunk["usage"] = usage_object(self._record.usage)
         self.num_frames += 1
-        self._outlet.push(data_frame(chunk))
+        self._outlet.push(self._frame(chunk))
 
     def _send_head(self) -> None:
         if not self._head_sent:
             self._head_sent = True
             self._record.status = 200
-            self._outlet.start(200, head(SSE_HEADERS, self._record))
+            self._outlet.start(200, head(self._framing.headers, self._record))
 
 
 class KeepingSseWriter(SseWriter):
@@ -191,8 +212,9 @@ class KeepingSseWriter(SseWriter):
         record: RequestRecord,
         delivery: Delivery,
         num_choices: int,
+        framing: Framing = SSE,
     ) -> None:
-        super().__init__(outlet, shape, texts, record, delivery, num_choices)
+        super().__init__(outlet, shape, texts, record, delivery, num_choices, framing)
         self._kept: list[str] = []
         self._has_calls = False
 
