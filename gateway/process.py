@@ -1,8 +1,8 @@
-"""The start of one child process of a supervisor: `python -m gateway.process`. A gateway or a worker.
+"""The start of one child process of a supervisor: `python -m gateway.process`. A gateway, worker or store.
 
 The parent writes one JSON line to standard input: role, settings (secrets too, which is why they come
 neither as arguments nor as variables) and what the child inherits. The child tells that it serves by one
-byte on `ready_fd`.
+byte on `ready_fd`; a store cannot, and the parent asks it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from gateway.settings import Settings
 
+CHILD_COMMAND: Final = (sys.executable, "-m", "gateway.process")
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
@@ -29,7 +30,7 @@ class Orders:
     """What a child is told. `listen_fds` are listening sockets that it inherits; without any it binds its
     own."""
 
-    role: str  # gateway, worker
+    role: str  # gateway, worker, store
     settings: Mapping[str, Any]  # as settings_load.plain() gives them
     parent_pid: int
     listen_fds: Sequence[int] = ()
@@ -73,6 +74,15 @@ def run_worker(settings: Settings, orders: Orders) -> int:
     return run(settings, lambda: tell_ready(orders))
 
 
+def run_store(settings: Settings, orders: Orders) -> int:
+    """The embedded store: from here on this process is another program."""
+    from gateway.embedded_store import become_store
+
+    if orders.ready_fd is not None:
+        os.close(orders.ready_fd)
+    become_store(settings)
+
+
 def sockets_of(settings: Settings, orders: Orders) -> list[socket.socket]:
     """What a gateway child listens on: the inherited sockets, or its own share of the port."""
     from gateway.listen import bind
@@ -102,8 +112,8 @@ def _die_with_parent(orders: Orders) -> None:
     """Even a parent that was killed leaves no process behind.
 
     A gateway ends at once: its port must be free for the next start. A worker gets SIGTERM, so that it ends
-    its engine, a process of its own. Where the kernel does not do it, a thread watches for the end of
-    standard input, which the parent holds open.
+    its engine, a process of its own. A store keeps the order when it becomes another program. Where the
+    kernel does not do it, a thread watches for the end of standard input, which the parent holds open.
     """
     sig = signal.SIGTERM if orders.role == "worker" else signal.SIGKILL
     if sys.platform == "linux":
@@ -121,4 +131,4 @@ def _watch_stdin(sig: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(start({"gateway": run_gateway, "worker": run_worker}))
+    sys.exit(start({"gateway": run_gateway, "worker": run_worker, "store": run_store}))

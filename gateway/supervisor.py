@@ -2,7 +2,8 @@
 
 What the children do is not known here. A child that dies before it was ever ready ends everything with its
 exit code, and so does one that keeps dying. SIGTERM and SIGINT end the children group by group (gateways
-before the worker that they need); a second signal kills them. SIGHUP goes on to the children that reload.
+before the worker that they need, and both before their store); a second signal kills them. SIGHUP goes on to
+the children that reload.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 log = logging.getLogger("headrace.supervisor")
 
@@ -43,7 +44,8 @@ class Program:
 
     `orders` makes the bytes for its standard input, given the descriptor on which it reports ready, and
     whether it has been ready before; the input stays open as long as we live. Groups end in ascending order,
-    each child within `stop_limit_s`.
+    each child within `stop_limit_s`. `until_ready` is for a child that reports nothing: it returns when the
+    child serves.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Program:
     fds: Sequence[int] = ()
     reloads: bool = False  # SIGHUP makes it read its files again
     died: Callable[[int], None] = lambda pid: None
+    until_ready: Callable[[], Coroutine[Any, Any, None]] | None = None
 
 
 class Child:
@@ -100,7 +103,7 @@ class Child:
             )
         finally:
             os.close(write_fd)
-        with _reading(read_fd, self.ready.set):
+        with _reading(read_fd, self.ready.set), _asking(program.until_ready, self.ready.set):
             return await self._feed_and_wait(process, program.orders(write_fd, self.ready.is_set()))
 
     async def _feed_and_wait(self, process: asyncio.subprocess.Process, orders: bytes) -> int:
@@ -210,7 +213,8 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _reading(fd: int, ready: Callable[[], None]) -> Iterator[None]:
-    """Calls `ready` when a byte comes. The end of the pipe without one is a child that died."""
+    """Calls `ready` when a byte comes. The end of the pipe without one is a child that died, or that must be
+    asked."""
     loop = asyncio.get_running_loop()
 
     def on_readable() -> None:
@@ -224,6 +228,26 @@ def _reading(fd: int, ready: Callable[[], None]) -> Iterator[None]:
     finally:
         loop.remove_reader(fd)
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _asking(
+    until_ready: Callable[[], Coroutine[Any, Any, None]] | None, ready: Callable[[], None]
+) -> Iterator[None]:
+    """Calls `ready` when `until_ready` returns, if the child lives as long."""
+    if until_ready is None:
+        yield
+        return
+
+    async def ask() -> None:
+        await until_ready()
+        ready()
+
+    task = asyncio.create_task(ask())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def _reason(code: int) -> str:

@@ -11,6 +11,7 @@ from gateway.http_client import open_connection
 from gateway.run_serve import welcome
 from gateway.settings import Access, Http, Settings
 from tests.backend.linked import make_tokenizer
+from tests.components import need
 from tests.gateway.programs import Program, is_alive, running, wait_until
 from tests.pipeline.small_tokenizers import byte_level
 
@@ -111,9 +112,11 @@ def test_a_worker_that_does_not_fit_ends_it_with_what_to_set(tokenizer: Path) ->
 
 
 def test_a_killed_parent_leaves_no_orphans(tokenizer: Path) -> None:
-    with serve(tokenizer) as program:
+    need("valkey")
+    with serve(tokenizer, "--redis", "embedded") as program:
         address(program)
         pids = children(program)
+        assert len(pids) == 3
         program.signal(signal.SIGKILL)
         wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
