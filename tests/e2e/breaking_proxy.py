@@ -7,11 +7,12 @@ the text is ASCII, so a byte from 0xC0 on begins a character.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -105,13 +106,13 @@ def _within(whole: bytes, least: int, place: str) -> int | None:
 
 
 class BreakingProxy:
-    """In front of a port of this machine. Connections break as `breaks` says, in order; then all pass whole.
+    """In front of ports of this machine, by turns. Connections break as `breaks` says, then all pass whole.
 
     `broken` counts what was done, by place and kind. A break whose place never comes is `num_missed`.
     """
 
-    def __init__(self, upstream_port: int, breaks: Iterator[Break]) -> None:
-        self.upstream_port = upstream_port  # may change: connections to come go there
+    def __init__(self, upstream_ports: Sequence[int], breaks: Iterator[Break]) -> None:
+        self._upstream_ports = itertools.cycle(upstream_ports)
         self._breaks = breaks
         self.port = 0
         self.broken: Counter[tuple[str, str]] = Counter()
@@ -149,7 +150,7 @@ class BreakingProxy:
         if plan is not None and plan.place == BEFORE_REQUEST:
             await self._break(writer, plan)
             return
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream_port)
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", next(self._upstream_ports))
         up_writer.write(request)
         back = asyncio.create_task(self._pass_requests(reader, up_writer))
         try:
@@ -194,9 +195,11 @@ class BreakingProxy:
 
 
 @asynccontextmanager
-async def breaking_proxy(upstream_port: int, breaks: Iterator[Break]) -> AsyncIterator[BreakingProxy]:
+async def breaking_proxy(
+    upstream_ports: Sequence[int], breaks: Iterator[Break]
+) -> AsyncIterator[BreakingProxy]:
     """A proxy that runs; its port is `port`."""
-    proxy = BreakingProxy(upstream_port, breaks)
+    proxy = BreakingProxy(upstream_ports, breaks)
     server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0, limit=1 << 20)
     proxy.port = server.sockets[0].getsockname()[1]
     try:
