@@ -1,4 +1,4 @@
-"""The ASGI endpoints of the generation routes: what surrounds a request whatever its kind.
+"""The ASGI endpoints of the routes that generate: what surrounds a request whatever its kind.
 
 Errors before the first byte become HTTP errors, an unexpected one a 500 without details; each request
 leaves one log line and is counted once.
@@ -14,53 +14,71 @@ from gateway.exchange import Exchange, Receive, Scope
 from gateway.flow import Flow, Route
 from gateway.metrics import Metrics
 from gateway.outlet import ReaderLimits, Send
+from gateway.record import RequestRecord
 from gateway.request_log import RequestLog
 from pipeline.errors import HeadraceError
 
 
-class GenerationEndpoint:
-    """One generation route as an ASGI callable."""
+class Endpoint:
+    """One route as an ASGI callable. A kind of route says what it serves, and what is remembered of it."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        route: Route,
-        metrics: Metrics,
-        request_log: RequestLog,
-        reader: ReaderLimits,
-    ) -> None:
-        self._flow = flow
-        self._route = route
-        self._metrics = metrics
-        self._request_log = request_log
-        self._reader = reader
+    def __init__(self, flow: Flow, metrics: Metrics, request_log: RequestLog, reader: ReaderLimits) -> None:
+        self.flow = flow
+        self.metrics = metrics
+        self.request_log = request_log
+        self.reader = reader
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer. Raises what the request is refused with; only before anything was sent."""
+        raise NotImplementedError
+
+    def over(self, exchange: Exchange) -> None:
+        """The request has been answered, or its client has gone."""
+        exchange.record.buffered_peak = exchange.outlet.peak
+        self.remember(exchange.record)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._reader.max_bytes)
-        self._flow.in_progress.add(exchange)
+        exchange = Exchange(scope, receive, send, self.reader.max_bytes)
+        self.flow.in_progress.add(exchange)
         try:
-            await self._flow.generate(exchange, self._route)
+            await self.serve(exchange)
         except HeadraceError as error:
             await self._refuse(exchange, error)
         except Exception as error:
             log_fault(error, exchange.record.request_id)
             await self._refuse(exchange, error)
         finally:
-            self._flow.in_progress.discard(exchange)
-            self._remember(exchange)
+            self.flow.in_progress.discard(exchange)
+            self.over(exchange)
 
-    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
-        """Answer with an error. A client that does not even read that is cut off."""
-        exchange.fail(error)
+    def remember(self, record: RequestRecord) -> None:
+        """A generation is over: one line in the request log, and counted once."""
+        now_s = time.monotonic()
+        record.count(self.metrics, now_s)
+        self.request_log.write(record.log_fields(now_s, time.time()))
+
+    async def flush(self, exchange: Exchange) -> None:
+        """Until the whole response has left. A client that does not even read that is cut off."""
         try:
-            async with asyncio.timeout(self._reader.limit_s):
+            async with asyncio.timeout(self.reader.limit_s):
                 await exchange.outlet.flushed()
         except TimeoutError:
             exchange.outlet.drop()
             exchange.close()
 
-    def _remember(self, exchange: Exchange) -> None:
-        record, now_s = exchange.record, time.monotonic()
-        record.buffered_peak = exchange.outlet.peak
-        record.count(self._metrics, now_s)
-        self._request_log.write(record.log_fields(now_s, time.time()))
+    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
+        exchange.fail(error)
+        await self.flush(exchange)
+
+
+class GenerationEndpoint(Endpoint):
+    """A route whose answer is the generation itself."""
+
+    def __init__(
+        self, flow: Flow, route: Route, metrics: Metrics, request_log: RequestLog, reader: ReaderLimits
+    ) -> None:
+        super().__init__(flow, metrics, request_log, reader)
+        self._route = route
+
+    async def serve(self, exchange: Exchange) -> None:
+        await self.flow.generate(exchange, self._route)

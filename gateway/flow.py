@@ -198,13 +198,13 @@ class Flow:
             client.record,
             self._metrics,
             self._audit,
-            self._limits_of(client),
+            self.limits_of(client),
             self._observe_prompt,
         )
         client.on_gone = answer.client_gone
         return answer
 
-    def _limits_of(self, client: Client) -> AnswerLimits:
+    def limits_of(self, client: Client) -> AnswerLimits:
         """A client that tells its read timeout gets heartbeats twice as often as that."""
         timeout_s = client.read_timeout_s
         if timeout_s is None or timeout_s / 2 >= self._limits.heartbeat_s:
@@ -223,3 +223,11 @@ def generation_routes(limits: RequestLimits, reasoning_content: bool = False) ->
         "/v1/chat/completions": Route(lambda body: parse_chat(body, limits), chat),
         "/v1/completions": Route(lambda body: parse_completion(body, limits), CompletionShape),
     }
+
+
+def stream_route(limits: RequestLimits, reasoning_content: bool = False) -> Route:
+    """How a resumable stream is asked for: a chat that streams whatever its body says."""
+    streamed = replace(limits, always_streams=True)
+    return Route(
+        lambda body: parse_chat(body, streamed), partial(ChatShape, reasoning_content=reasoning_content)
+    )

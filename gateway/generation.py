@@ -78,7 +78,8 @@ def to_generation(
 
 def to_delivery(body: SamplingFields, limits: RequestLimits) -> Delivery:
     """How the answer is to travel. Raises `InvalidRequest` for stream options without a stream."""
-    stream, options, escape = bool(body.stream), body.stream_options, _escape(body.output, limits)
+    stream = bool(body.stream) or limits.always_streams
+    options, escape = body.stream_options, _escape(body.output, limits)
     if options is None:
         return Delivery(stream, escape=escape)
     if not stream:

@@ -118,7 +118,7 @@ class Journal:
         return self._entries[after + 1 - self.first :]
 
     def wire(self, after: int, max_bytes: int) -> tuple[bytes, int]:
-        """What a reader gets next, at least one event if there is one; and the number of the last event in it.
+        """What a reader gets next, at least one event if there is one, and the number of its last event.
 
         `after` must not be below `first - 1`.
         """

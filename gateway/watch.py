@@ -7,7 +7,7 @@ Ten times a second, so that a deadline reaches the worker within 200 ms.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
@@ -44,12 +44,16 @@ class OpenRequests:
         for answer in list(self._open.values()):
             answer.fail(error)
 
-    async def watch(self, publish: Callable[[], None]) -> None:
-        """Runs until it is cancelled. `publish` brings all gauges up to date."""
+    async def watch(self, publish: Callable[[], None], looks: Sequence[Callable[[float], None]] = ()) -> None:
+        """Runs until it is cancelled. `publish` brings gauges up to date, `looks` watch over other things."""
         periods = 0
         while True:
             await asyncio.sleep(PERIOD_S)
-            self.look(monotonic())
+            for look in (self.look, *looks):
+                try:
+                    look(monotonic())
+                except Exception as error:  # a fault in one must not stop the clock of all limits
+                    log_fault(error, "none")
             periods += 1
             if periods % FLUSH_PERIODS == 0:
                 try:
