@@ -41,7 +41,7 @@ def accepted_form(accept: bytes) -> Form:
     """
     best: tuple[float, str] = (0.0, "")
     for media_type, quality in _weighted(accept[:MAX_ACCEPT_BYTES].decode("latin-1")):
-        if quality > best[0] and "*" not in media_type:
+        if quality > best[0] and "/" in media_type and "*" not in media_type:
             best = quality, media_type
     return _FORMS.get(best[1], "sse")
 
