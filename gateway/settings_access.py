@@ -20,7 +20,7 @@ _MAX_SHOWN_CHARS: Final = 80
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'+.^_`|~-]+")  # RFC 9110, 5.6.2, without the asterisk
 # As browsers write it (HTML, "serialization of an origin"); extensions and apps have schemes of their own.
 _ORIGIN: Final = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:[a-z0-9._-]+|\[(?P<ipv6>[0-9a-f:]+)\])(?::(?P<port>[1-9]\d{0,4}))?"
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:[a-z0-9._-]+|\[(?P<ipv6>[0-9a-f:]+)\])(?::(?P<port>[1-9][0-9]{0,4}))?"
 )
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
