@@ -189,17 +189,12 @@ class CompletionShape:
         return self._head | {"choices": choices, "usage": usage}
 
 
-class TextFrames:
-    """The frames of a stream choice in which only the text differs: one join a token."""
+def text_template(shape: Shape, choice: Json, frame: Callable[[Json], bytes] = data_frame) -> list[bytes]:
+    """The frame of a stream choice in which only the text differs, cut at it: one join a token.
 
-    __slots__ = ("_around",)
-
-    def __init__(self, shape: Shape, choice: Json, frame: Callable[[Json], bytes] = data_frame) -> None:
-        """`choice` has `TEXT_MARK` where the text goes, once or more."""
-        self._around = frame(shape.chunk([choice])).split(_encode(TEXT_MARK))
-
-    def frame(self, text: str) -> bytes:
-        return json_string(text).join(self._around)
+    `choice` has `TEXT_MARK` where the text goes, once or more.
+    """
+    return frame(shape.chunk([choice])).split(_encode(TEXT_MARK))
 
 
 def usage_object(usage: Usage) -> dict[str, Json]:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator, MutableMapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
@@ -26,11 +26,21 @@ class ReaderLimits:
     limit_s: float = 30.0
 
 
+class Body(Protocol):
+    """Where a response's bytes go, as those see it who write them."""
+
+    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
+
+    def push(self, body: bytes) -> None: ...
+
+    def end(self, body: bytes = b"") -> None: ...
+
+
 class Outlet:
     """The body side of one ASGI `send`.
 
     Never raises to the pusher; `on_gone(reason)` is called at most once. `start_headers`: what the response
-    head has whoever writes it.
+    head has whoever writes it. `on_flushed()`: a client that was slow has read what waited for it.
     """
 
     __slots__ = (
@@ -43,6 +53,7 @@ class Outlet:
         "blocked_since_s",
         "closed",
         "num_buffered",
+        "on_flushed",
         "peak",
     )
 
@@ -57,6 +68,7 @@ class Outlet:
         self._start_headers = start_headers
         self._max_bytes = max_buffered_bytes
         self._on_gone = on_gone
+        self.on_flushed: Callable[[], None] = nothing
         self._buffer: list[Message] = []
         self._task: asyncio.Task[None] | None = None
         self.num_buffered = 0  # bytes that wait for the client
@@ -129,6 +141,7 @@ class Outlet:
         finally:
             self.blocked_since_s = None
             self._task = None
+        self.on_flushed()
 
     def _next(self) -> Message:
         """Everything that waits, as one message: a slow client gets what it missed at once.
@@ -167,3 +180,14 @@ class _Resumed:
                     waiter = coroutine.send(value)
         except StopIteration:
             return
+
+
+def nothing() -> None:
+    """For who need not be told."""
+
+
+def why_too_slow(blocked_since_s: float | None, now_s: float, limit_s: float) -> str | None:
+    """Why a client must be dropped that is blocked, or None."""
+    if blocked_since_s is None or now_s - blocked_since_s < limit_s:
+        return None
+    return f"has not read for {now_s - blocked_since_s:.0f} s; the limit is {limit_s:g} s"

@@ -14,8 +14,18 @@ from typing import Any, Final, Protocol
 
 from gateway.answer_logprobs import TokenTexts
 from gateway.error_body import error_response, stream_error
-from gateway.frames import DONE, PING, TEXT_MARK, Shape, TextFrames, data_frame, json_bytes, usage_object
-from gateway.outlet import Outlet
+from gateway.frames import (
+    DONE,
+    PING,
+    TEXT_MARK,
+    Shape,
+    data_frame,
+    json_bytes,
+    json_string,
+    text_template,
+    usage_object,
+)
+from gateway.outlet import Body, Outlet
 from gateway.record import RequestRecord
 from gateway.whole_message import WholeMessage, new_call_id
 from pipeline.errors import HeadraceError
@@ -28,6 +38,7 @@ SSE_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
 )
 JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
+WriteText = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +97,16 @@ class SseWriter:
 
     def __init__(
         self,
-        outlet: Outlet,
+        outlet: Body,
         shape: Shape,
         texts: TokenTexts,
         record: RequestRecord,
         delivery: Delivery,
         num_choices: int,
         framing: Framing = SSE,
+        keeps_text: bool = False,
     ) -> None:
+        """`keeps_text`: for `whole_text`, of a stream of one choice."""
         self._outlet = outlet
         self._shape = shape
         self._texts = texts
@@ -103,10 +116,11 @@ class SseWriter:
         self._num_choices = num_choices
         self._framing = framing
         self._frame = framing.frame
-        self._frames = [self._text_frames(index, CONTENT) for index in range(num_choices)]
+        self._content = [self._channel(index, CONTENT) for index in range(num_choices)]
         # Made with the first such text. Those of tool arguments are of the last call: no other gets any.
-        self._reasoning: list[TextFrames | None] = [None] * num_choices
-        self._arguments: list[TextFrames | None] = [None] * num_choices
+        self._reasoning: list[WriteText | None] = [None] * num_choices
+        self._arguments: list[WriteText | None] = [None] * num_choices
+        self._kept: list[str] | None = [] if keeps_text else None
         self._head_sent = False
         self.num_frames = 0
 
@@ -118,26 +132,30 @@ class SseWriter:
                 self._choice(opening)
 
     def text(self, index: int, text: str) -> None:
+        if self._kept is not None:
+            self._kept.append(text)
         if self._is_continuous:
             self._choice(self._shape.delta(index, text, None))
             return
         self.num_frames += 1
-        self._outlet.push(self._frames[index].frame(text))
+        self._content[index](text)
 
     def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
         if isinstance(event, ToolCallDelta):
             self._tool_call(index, event)
             return
         channel, text, entries = event
+        if self._kept is not None and channel == CONTENT:
+            self._kept.append(text)
         if entries or self._is_continuous:
             logprobs = self._shape.logprobs(entries, self._texts) if entries else None
             self._choice(self._shape.delta(index, text, logprobs, channel))
             return
-        frames = self._frames[index] if channel == CONTENT else self._reasoning[index]
-        if frames is None:
-            frames = self._reasoning[index] = self._text_frames(index, channel)
+        write = self._content[index] if channel == CONTENT else self._reasoning[index]
+        if write is None:
+            write = self._reasoning[index] = self._channel(index, channel)
         self.num_frames += 1
-        self._outlet.push(frames.frame(text))
+        write(text)
 
     def finished(self, index: int, finish: Finish) -> None:
         self._choice(self._shape.ending(index, finish))
@@ -146,14 +164,8 @@ class SseWriter:
         return False
 
     def end(self, timings: Callable[[], dict[str, Any]]) -> None:
-        last = b""
-        if self._delivery.include_usage:
-            chunk = self._shape.chunk([]) | {"usage": usage_object(self._record.usage)}
-            if self._delivery.include_timings:
-                chunk["timings"] = timings()
-            last = self._frame(chunk)
         self.num_frames += 1
-        self._outlet.end(last + self._framing.done)
+        self._outlet.end(self._usage(timings) + self._framing.done)
 
     def fail(self, error: HeadraceError) -> None:
         if not self._head_sent:
@@ -168,24 +180,43 @@ class SseWriter:
         self._outlet.push(self._framing.ping)
 
     def whole_text(self) -> str:
-        return ""
+        return "".join(self._kept or ())
 
     def _tool_call(self, index: int, event: ToolCallDelta) -> None:
+        self._kept = None  # see `Writer.whole_text`
         if event.name is not None:
             self._arguments[index] = None
             event = event._replace(call_id=event.call_id or new_call_id())
         if event.name is not None or self._is_continuous:
             self._choice(self._shape.tool_call(index, event))
             return
-        frames = self._arguments[index]
-        if frames is None:
+        write = self._arguments[index]
+        if write is None:
             choice = self._shape.tool_call(index, event._replace(arguments=TEXT_MARK))
-            frames = self._arguments[index] = TextFrames(self._shape, choice, self._frame)
+            write = self._arguments[index] = self._text_into(choice)
         self.num_frames += 1
-        self._outlet.push(frames.frame(event.arguments))
+        write(event.arguments)
 
-    def _text_frames(self, index: int, channel: str) -> TextFrames:
-        return TextFrames(self._shape, self._shape.delta(index, TEXT_MARK, None, channel), self._frame)
+    def _channel(self, index: int, channel: str) -> WriteText:
+        return self._text_into(self._shape.delta(index, TEXT_MARK, None, channel))
+
+    def _text_into(self, choice: Any) -> WriteText:
+        """Writes text into this choice. A function: nothing costs less to call for each token."""
+        around, push = text_template(self._shape, choice, self._frame), self._outlet.push
+
+        def write(text: str) -> None:
+            push(json_string(text).join(around))
+
+        return write
+
+    def _usage(self, timings: Callable[[], dict[str, Any]]) -> bytes:
+        """The frame before the end, if it was asked for."""
+        if not self._delivery.include_usage:
+            return b""
+        chunk = self._shape.chunk([]) | {"usage": usage_object(self._record.usage)}
+        if self._delivery.include_timings:
+            chunk["timings"] = timings()
+        return self._frame(chunk)
 
     def _choice(self, choice: Any) -> None:
         chunk = self._shape.chunk([choice])
@@ -204,33 +235,8 @@ class SseWriter:
 class KeepingSseWriter(SseWriter):
     """A stream of one choice that also keeps its text."""
 
-    def __init__(
-        self,
-        outlet: Outlet,
-        shape: Shape,
-        texts: TokenTexts,
-        record: RequestRecord,
-        delivery: Delivery,
-        num_choices: int,
-        framing: Framing = SSE,
-    ) -> None:
-        super().__init__(outlet, shape, texts, record, delivery, num_choices, framing)
-        self._kept: list[str] = []
-        self._has_calls = False
-
-    def text(self, index: int, text: str) -> None:
-        self._kept.append(text)
-        super().text(index, text)
-
-    def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
-        if isinstance(event, ToolCallDelta):
-            self._has_calls = True
-        elif event.channel == CONTENT:
-            self._kept.append(event.text)
-        super().delta(index, event)
-
-    def whole_text(self) -> str:
-        return "" if self._has_calls else "".join(self._kept)
+    def __init__(self, *of_stream: Any) -> None:
+        super().__init__(*of_stream, keeps_text=True)  # type: ignore[misc]  # at most seven
 
 
 class JsonWriter:
@@ -293,7 +299,7 @@ def head(headers: Sequence[tuple[bytes, bytes]], record: RequestRecord) -> list[
     return all_headers if context is None else [*all_headers, (b"x-headrace-context", context)]
 
 
-def send_error(outlet: Outlet, error: Exception, record: RequestRecord) -> None:
+def send_error(outlet: Body, error: Exception, record: RequestRecord) -> None:
     """The whole response is an error."""
     status, headers, body = error_response(error, record.request_id)
     record.status = status

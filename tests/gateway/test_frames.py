@@ -18,10 +18,10 @@ from gateway.frames import (
     ChatShape,
     CompletionShape,
     Shape,
-    TextFrames,
     data_frame,
     json_bytes,
     json_string,
+    text_template,
     usage_object,
 )
 from gateway.whole_message import WholeCall, WholeMessage
@@ -45,8 +45,8 @@ TEXTS = [
 ]
 
 
-def text_frames(shape: Shape, index: int, channel: str = CONTENT) -> TextFrames:
-    return TextFrames(shape, shape.delta(index, TEXT_MARK, None, channel))
+def quick_frame(shape: Shape, index: int, text: str, channel: str = CONTENT) -> bytes:
+    return json_string(text).join(text_template(shape, shape.delta(index, TEXT_MARK, None, channel)))
 
 
 def content(*texts: str) -> WholeMessage:
@@ -65,13 +65,13 @@ def test_frames_of_a_chat_are_these_bytes() -> None:
         head
         + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert text_frames(CHAT, 1).frame("hi") == (
+    assert quick_frame(CHAT, 1, "hi") == (
         head + b'{"index":1,"delta":{"content":"hi"},"logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert text_frames(CHAT, 1, REASONING).frame("hi") == (
+    assert quick_frame(CHAT, 1, "hi", REASONING) == (
         head + b'{"index":1,"delta":{"reasoning":"hi"},"logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert text_frames(BOTH_NAMES, 1, REASONING).frame("hi") == (
+    assert quick_frame(BOTH_NAMES, 1, "hi", REASONING) == (
         head + b'{"index":1,"delta":{"reasoning":"hi","reasoning_content":"hi"},'
         b'"logprobs":null,"finish_reason":null}]}\n\n'
     )
@@ -95,7 +95,7 @@ def test_frames_of_a_chat_are_these_bytes() -> None:
 def test_frames_of_a_completion_are_these_bytes() -> None:
     head = b'data: {"id":"cmpl-r1","object":"text_completion","created":1700000000,"model":"m","choices":['
     assert RAW.opening(0) is None
-    assert text_frames(RAW, 0).frame("hi") == (
+    assert quick_frame(RAW, 0, "hi") == (
         head + b'{"index":0,"text":"hi","logprobs":null,"finish_reason":null}]}\n\n'
     )
     assert data_frame(RAW.chunk([RAW.ending(0, Finish("stop", "END"))])) == (
@@ -110,17 +110,17 @@ def test_fixed_frames_are_whole() -> None:
 @pytest.mark.parametrize("shape", [CHAT, RAW], ids=lambda shape: shape.kind)
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)
 def test_the_quick_frame_equals_the_encoded_one(shape: Shape, text: str) -> None:
-    assert text_frames(shape, 2).frame(text) == data_frame(shape.chunk([shape.delta(2, text, None)]))
+    assert quick_frame(shape, 2, text) == data_frame(shape.chunk([shape.delta(2, text, None)]))
 
 
 @pytest.mark.parametrize("shape", [CHAT, BOTH_NAMES], ids=["one name", "two names"])
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)
 def test_the_quick_frame_equals_the_encoded_one_in_every_channel(shape: Shape, text: str) -> None:
     whole = data_frame(shape.chunk([shape.delta(2, text, None, REASONING)]))
-    assert text_frames(shape, 2, REASONING).frame(text) == whole
-    quick = TextFrames(shape, shape.tool_call(2, ToolCallDelta(3, None, TEXT_MARK)))
+    assert quick_frame(shape, 2, text, REASONING) == whole
+    quick = text_template(shape, shape.tool_call(2, ToolCallDelta(3, None, TEXT_MARK)))
     whole = data_frame(shape.chunk([shape.tool_call(2, ToolCallDelta(3, None, text))]))
-    assert quick.frame(text) == whole
+    assert json_string(text).join(quick) == whole
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)
