@@ -57,6 +57,23 @@ class Tab:
         await self.command("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
 
+    async def on_each_page(self, script: str) -> None:
+        """Run a script in every page from now on, before its own; a page's policy does not apply to it."""
+        await self.command("Page.addScriptToEvaluateOnNewDocument", source=script)
+
+    async def reload(self) -> None:
+        """Returns when the new page has loaded."""
+        num_loads = len(self.named("Page.loadEventFired"))
+        await self.command("Page.reload")
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.named("Page.loadEventFired")) == num_loads:
+                self.events.append(json.loads(await self._connection.recv()))
+
+    async def set_offline(self, is_offline: bool) -> None:
+        """Take the network away, or bring it back. Connections that are open break."""
+        unlimited = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        await self.command("Network.emulateNetworkConditions", offline=is_offline, **unlimited)
+
     async def run(self, script: str) -> Any:
         """The value of a JavaScript expression; promises are awaited."""
         result = await self.command(
@@ -81,17 +98,20 @@ class Tab:
         ]
         return [json.dumps(event["params"]) for event in thrown] + logged
 
+    def named(self, method: str) -> list[dict[str, Any]]:
+        """The parameters of all events of this name that have come."""
+        return [event["params"] for event in self.events if event.get("method") == method]
+
     def requested_urls(self) -> list[str]:
-        sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
-        return [str(event["params"]["request"]["url"]) for event in sent]
+        return [str(sent["request"]["url"]) for sent in self.named("Network.requestWillBeSent")]
 
 
 @contextmanager
-def running_browser(folder: Path) -> Iterator[int]:
-    """The port of a browser of our own. Skips the test where there is no Chromium."""
+def running_browser(folder: Path, *flags: str) -> Iterator[int]:
+    """The port of a browser of our own, with more flags. Skips the test where there is no Chromium."""
     profile = folder / "profile"
     port_file = profile / "DevToolsActivePort"
-    command = [need("chromium"), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    command = [need("chromium"), *FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"]
     process = Process("chromium", command, folder / "chromium.log")
     try:
         process.wait_until(lambda: port_file.exists() and "\n" in port_file.read_text(), LIMIT_S, "no port")
