@@ -84,14 +84,17 @@ class Journal:
 
     def text(self, template: int, text: bytes) -> None:
         """An event: the template around a JSON string."""
+        assert not self.has_end, "an event after the last"
         self._append(template.to_bytes() + text)
 
     def frame(self, frame: bytes) -> None:
         """An event: lines that end with a blank one, without an id."""
+        assert not self.has_end, "an event after the last"
         self._append(_WHOLE + frame)
 
     def end(self, frame: bytes) -> None:
         """The last event."""
+        assert not self.has_end, "an event after the last"
         self.has_end = True
         self._append(_WHOLE + frame)
 
@@ -122,21 +125,23 @@ class Journal:
 
         `after` must not be below `first - 1`.
         """
-        parts: list[bytes] = []
-        num_bytes, number = 0, after
         start = after + 1 - self.first
-        for entry in self._entries[start : start + min(self.last - after, _MAX_EVENTS_AT_ONCE)]:
-            number += 1
-            event = b"id: %d\n%b" % (number, self._frame_of(entry))
-            parts.append(event)
+        if after + 1 == self.last:  # a reader that keeps up: once a token
+            return self._event(self.last, self._entries[start]), self.last
+        events: list[bytes] = []
+        num_bytes = 0
+        num_events = min(self.last - after, _MAX_EVENTS_AT_ONCE)
+        for number, entry in enumerate(self._entries[start : start + num_events], after + 1):
+            event = self._event(number, entry)
+            events.append(event)
             num_bytes += len(event)
             if num_bytes >= max_bytes:
                 break
-        return parts[0] if len(parts) == 1 else b"".join(parts), number
+        return b"".join(events), after + len(events)
 
-    def _frame_of(self, entry: bytes) -> bytes:
+    def _event(self, number: int, entry: bytes) -> bytes:
         kind, rest = entry[0], entry[1:]
-        return rest if kind == 0 else rest.join(self.templates[kind - 1])
+        return b"id: %d\n%b" % (number, rest.join(self.templates[kind - 1]) if kind else rest)
 
     def _append(self, entry: bytes) -> None:
         self._entries.append(entry)
