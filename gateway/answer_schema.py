@@ -196,7 +196,7 @@ class ChatCompletion(Answer):
 
 
 class ChatChunk(Answer):
-    """One event of a streamed chat. The usage chunk, if asked for, comes last and has no choices."""
+    """One event, or line, of a streamed chat. The usage chunk, if asked for, is last and has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -210,7 +210,7 @@ class ChatChunk(Answer):
 
 
 class Completion(Answer):
-    """The answer to a raw completion, or one event of it."""
+    """The answer to a raw completion, or one event or line of it."""
 
     id: str
     object: Literal["text_completion"]
@@ -231,6 +231,6 @@ class ErrorFields(Answer):
 
 
 class ErrorDocument(Answer):
-    """The body of every error, and the last event of a stream that failed (which then has no [DONE])."""
+    """The body of every error, and the last event or line of a stream that failed (without [DONE])."""
 
     error: ErrorFields

@@ -26,6 +26,12 @@ CHAT_EXAMPLE: Final = {
     "stream_options": {"include_usage": True},
 }
 MAIN_FIELDS: Final = ("messages", "template")  # one of these is required
+TEXT_FORMS: Final = (
+    "With `Accept: application/x-ndjson` each event is a line of JSON instead, after spaces while waiting, "
+    "and nothing follows the last. With `Accept: text/plain` the stream is the content alone, of one choice "
+    "without tools, logprobs or stream_options. It does not tell why it ends; one that fails or is blocked "
+    "stops without the end of its chunked coding, which HTTP clients report."
+)
 COMPLETION_EXAMPLE: Final = {"prompt": "The sky is blue because", "max_tokens": 32, "temperature": 0}
 
 
@@ -41,6 +47,7 @@ class RouteDoc:
     example: Json | None = None
     answer: type[msgspec.Struct] | str = "application/json"  # a struct, or a media type
     events: type[msgspec.Struct] | None = None  # what each server-sent event holds
+    has_text_forms: bool = False  # the stream also comes as JSON lines or plain text
     errors: tuple[int, ...] = ()
     needs_key: bool = False
 
@@ -52,11 +59,12 @@ ROUTES: Final = (
         "Continue a chat",
         "OpenAI's chat completions with vLLM's sampling fields. With `stream: true` the answer comes as "
         "server-sent events: `data: {…}` per piece, comments `: ping` while waiting, and `data: [DONE]` at "
-        'the end. A stream that fails ends with `data: {"error": …}` and without `[DONE]`.',
+        'the end. A stream that fails ends with `data: {"error": …}` and without `[DONE]`. ' + TEXT_FORMS,
         body=ChatBody,
         example=CHAT_EXAMPLE,
         answer=ChatCompletion,
         events=ChatChunk,
+        has_text_forms=True,
         errors=GENERATION_ERRORS,
         needs_key=True,
     ),
@@ -69,6 +77,7 @@ ROUTES: Final = (
         example=COMPLETION_EXAMPLE,
         answer=Completion,
         events=Completion,
+        has_text_forms=True,
         errors=GENERATION_ERRORS,
         needs_key=True,
     ),
@@ -143,6 +152,9 @@ def _success(route: RouteDoc) -> Json:
         content = {"application/json": {"schema": _reference(route.answer)}}
     if route.events is not None:
         content["text/event-stream"] = {"schema": _reference(route.events)}
+        if route.has_text_forms:
+            content["application/x-ndjson"] = {"schema": _reference(route.events)}
+            content["text/plain"] = {"schema": {"type": "string"}}
     return {"description": "OK", "content": content}
 
 

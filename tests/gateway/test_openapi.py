@@ -12,11 +12,14 @@ import pytest
 
 from gateway.answer_schema import ChatChunk, ChatCompletion, Completion, ErrorDocument
 from gateway.error_body import stream_error
+from gateway.flow import generation_routes
 from gateway.frames import ChatShape, CompletionShape, usage_object
 from gateway.openai_schema import ChatBody, CompletionBody, RequestLimits, parse_chat, parse_completion
 from gateway.openapi import ROUTES, document
+from gateway.text_writers import NDJSON, TEXT_HEADERS
 from gateway.unsupported_fields import NAMES as UNSUPPORTED
 from gateway.whole_message import WholeCall, WholeMessage
+from gateway.writers import JSON_HEADERS, SSE
 from pipeline.errors import InvalidRequest
 from pipeline.events import REASONING, Finish, PositionLogprobs, ToolCallDelta
 from pipeline.values import TokenLogprobs, Usage
@@ -53,6 +56,14 @@ def test_schemas_are_valid_and_references_resolve(api: Any) -> None:
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     assert {reference.rsplit("/", 1)[1] for reference in references(api)} <= set(schemas)
+
+
+def test_every_form_of_a_stream_is_documented(api: Any) -> None:
+    forms = [dict(framing.headers)[b"content-type"] for framing in (SSE, NDJSON)]
+    forms += [dict(headers)[b"content-type"] for headers in (JSON_HEADERS, TEXT_HEADERS)]
+    for path in generation_routes(RequestLimits()):
+        content = api["paths"][path]["post"]["responses"]["200"]["content"]
+        assert set(content) == {form.decode().partition(";")[0] for form in forms}
 
 
 def test_every_field_that_is_parsed_is_documented(api: Any) -> None:
