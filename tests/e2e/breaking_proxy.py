@@ -12,7 +12,7 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -45,13 +45,12 @@ class Break:
     how: str = CLOSE
 
 
-def random_breaks(count: int, max_bytes: int, seed: int) -> Iterator[Break]:
+def random_breaks(count: int, seed: int, max_bytes: int = 1000) -> list[Break]:
     """So many breaks, each place as often as the others, up to `max_bytes` into a body."""
     rng = random.Random(seed)
     places = [PLACES[number % len(PLACES)] for number in range(count)]
     rng.shuffle(places)
-    for place in places:
-        yield Break(place, rng.randrange(max_bytes), rng.choice((RESET, CLOSE)))
+    return [Break(place, rng.randrange(max_bytes), rng.choice((RESET, CLOSE))) for place in places]
 
 
 class Cut:
@@ -111,9 +110,9 @@ class BreakingProxy:
     `broken` counts what was done, by place and kind. A break whose place never comes is `num_missed`.
     """
 
-    def __init__(self, upstream_ports: Sequence[int], breaks: Iterator[Break]) -> None:
+    def __init__(self, upstream_ports: Sequence[int], breaks: Iterable[Break]) -> None:
         self._upstream_ports = itertools.cycle(upstream_ports)
-        self._breaks = breaks
+        self._breaks = iter(breaks)
         self.port = 0
         self.broken: Counter[tuple[str, str]] = Counter()
         self.num_missed = 0
@@ -131,7 +130,7 @@ class BreakingProxy:
         self._tasks.add(task)
         self.num_connections += 1
         try:
-            with suppress(OSError):
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):  # or `stop`
                 await self._serve(reader, writer, next(self._breaks, None))
         finally:
             self._tasks.discard(task)
@@ -196,7 +195,7 @@ class BreakingProxy:
 
 @asynccontextmanager
 async def breaking_proxy(
-    upstream_ports: Sequence[int], breaks: Iterator[Break]
+    upstream_ports: Sequence[int], breaks: Iterable[Break]
 ) -> AsyncIterator[BreakingProxy]:
     """A proxy that runs; its port is `port`."""
     proxy = BreakingProxy(upstream_ports, breaks)

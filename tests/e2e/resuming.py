@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.e2e.asking import ask
-from tests.e2e.breaking_proxy import breaking_proxy, random_breaks
+from tests.e2e.asking import COMPLETE, ask
+from tests.e2e.breaking_proxy import Break, breaking_proxy
 from tests.e2e.event_source import EventSource, Message
 from tests.e2e.listening import Listener
 from tests.wire import Frame, Head, connect
@@ -121,8 +121,9 @@ def assert_came_back_once(source: EventSource) -> None:
 
 async def text_of(port: int, body: Mapping[str, Any]) -> str:
     """The engine's text, from a plain request."""
-    outcome = await ask(port, {**body, "stream": False})
-    assert outcome.kind == "complete"
+    plain = {name: value for name, value in body.items() if not name.startswith("stream")}
+    outcome = await ask(port, plain)
+    assert outcome.kind == COMPLETE, outcome
     return outcome.text
 
 
@@ -132,15 +133,16 @@ async def read(port: int, path: str, **options: Any) -> EventSource:
 
 
 async def read_through_breaks(
-    ports: Sequence[int], body: Mapping[str, Any], count: int, seed: int, by_the_letter: bool = False
+    ports: Sequence[int], body: Mapping[str, Any], breaks: Sequence[Break], by_the_letter: bool = False
 ) -> None:
-    """The connection breaks so many times over one answer, and nobody can tell from what was read.
+    """The connection breaks at these places of one answer, and nobody can tell from what was read.
 
     Each new connection goes to the next of these ports.
     """
+    count = len(breaks)
     expected = await text_of(ports[0], body)
     stream = await create(ports[0], body)
-    async with breaking_proxy(ports, random_breaks(count, 1000, seed)) as proxy:
+    async with breaking_proxy(ports, breaks) as proxy:
         source = await read(proxy.port, stream.events, by_the_letter=by_the_letter)
     result = told(source.messages)
     assert result.text == expected

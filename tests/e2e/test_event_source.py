@@ -142,7 +142,7 @@ async def test_event_source_that_is_closed_does_not_come_back() -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("how", ["reset", "close"])
 async def test_proxy_breaks_at_each_place_and_the_stream_is_whole(place: str, how: str) -> None:
-    async with playing() as played, breaking_proxy([played.port], iter([Break(place, 40, how)])) as proxy:
+    async with playing() as played, breaking_proxy([played.port], [Break(place, 40, how)]) as proxy:
         source = await EventSource(proxy.port, "/").run()
     assert_whole(source.messages)
     assert proxy.broken == {(place, how): 1}
@@ -159,7 +159,10 @@ async def test_proxy_breaks_at_each_place_and_the_stream_is_whole(place: str, ho
 
 
 async def test_proxy_breaks_at_random_as_often_as_it_is_told() -> None:
-    async with playing() as played, breaking_proxy([played.port], random_breaks(40, 30, seed=3)) as proxy:
+    async with (
+        playing() as played,
+        breaking_proxy([played.port], random_breaks(40, seed=3, max_bytes=30)) as proxy,
+    ):
         source = await EventSource(proxy.port, "/").run()
     assert_whole(source.messages)
     assert proxy.num_broken == 40

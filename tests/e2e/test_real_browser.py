@@ -14,9 +14,9 @@ from typing import Any, Final
 import pytest
 
 from tests.e2e.asking import CHAT
+from tests.e2e.nginx_site import Nginx, start_nginx
 from tests.e2e.resting import assert_no_fault, at_rest
 from tests.e2e.resuming import DONE, STREAMS, events, read, text_of, told
-from tests.e2e.test_nginx import Nginx, start_nginx
 from tests.gateway.browser import Tab, open_tab, running_browser
 from tests.stack import Gateway, Worker
 

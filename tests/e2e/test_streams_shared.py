@@ -16,6 +16,7 @@ import pytest
 
 from tests import stack
 from tests.e2e.asking import chat
+from tests.e2e.breaking_proxy import random_breaks
 from tests.e2e.event_source import EventSource
 from tests.e2e.resting import are_ready, assert_no_fault, children, enter_all, num_jobs, wait_for
 from tests.e2e.resuming import (
@@ -131,12 +132,12 @@ def site(request: pytest.FixtureRequest) -> Site:
 
 async def test_text_is_exact_over_twenty_breaks(site: Site) -> None:
     """Every connection goes to another gateway, or to any process."""
-    await read_through_breaks(site.ports, SING, 20, seed=21)
+    await read_through_breaks(site.ports, SING, random_breaks(20, seed=21))
 
 
 @pytest.mark.long
 async def test_text_is_exact_over_two_hundred_breaks(site: Site) -> None:
-    await read_through_breaks(site.ports, chat("Sing the song.", 2000), 200, seed=22, by_the_letter=True)
+    await read_through_breaks(site.ports, chat("Sing the song.", 2000), random_breaks(200, seed=22))
 
 
 async def test_readers_everywhere_get_the_same(site: Site) -> None:
