@@ -31,7 +31,7 @@ from gateway.rules_version import RulesVersion
 from gateway.text_writers import NDJSON, PlainTextWriter
 from gateway.watch import OpenRequests
 from gateway.way_out import WayOut
-from gateway.writers import SSE, JsonWriter, KeepingSseWriter, SseWriter, Writer
+from gateway.writers import SSE, JsonWriter, SseWriter, Writer
 from pipeline.errors import Draining, HeadraceError
 from pipeline.events import CONTENT
 from pipeline.inbound import InputRules, Ready
@@ -183,12 +183,11 @@ class Flow:
         texts = prompt.model.text.vocabulary
         if not delivery.stream:
             return JsonWriter(outlet, shape, texts, record, num_choices)
-        form = stream_form(exchange.headers, prompt.request)
+        form, keeps_text = stream_form(exchange.headers, prompt.request), self.keeps_text(prompt)
         if form == "text":
-            return PlainTextWriter(outlet, record, exchange.close, self.keeps_text(prompt))
-        kind = KeepingSseWriter if self.keeps_text(prompt) else SseWriter
+            return PlainTextWriter(outlet, record, exchange.close, keeps_text)
         framing = NDJSON if form == "ndjson" else SSE
-        return kind(outlet, shape, texts, record, delivery, num_choices, framing)
+        return SseWriter(outlet, shape, texts, record, delivery, num_choices, framing, keeps_text)
 
     def _answer(self, client: Client, writer: Writer) -> Answer:
         answer = Answer(

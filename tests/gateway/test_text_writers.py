@@ -20,7 +20,7 @@ from gateway.exchange import ABORT_EXTENSION
 from gateway.outlet import Outlet, ReaderLimits
 from gateway.record import RequestRecord
 from gateway.text_writers import NDJSON, PlainTextWriter
-from gateway.writers import SSE, Framing, KeepingSseWriter, SseWriter, Writer
+from gateway.writers import SSE, Framing, SseWriter, Writer
 from pipeline.errors import EngineFailed, QueueFull, WorkerLost
 from pipeline.events import CONTENT, REASONING, Finish, TextDelta, ToolCallDelta
 from pipeline.values import Delivery
@@ -80,10 +80,12 @@ class Case:
         return [json.loads(line) for line in lines]
 
 
-def chunks(framing: Framing = NDJSON, delivery: Delivery = PLAIN, num_choices: int = 1) -> Case:
+def chunks(
+    framing: Framing = NDJSON, delivery: Delivery = PLAIN, num_choices: int = 1, keeps_text: bool = False
+) -> Case:
     return Case(
         lambda outlet, record, case: SseWriter(
-            outlet, SHAPE, vocabulary(), record, delivery, num_choices, framing
+            outlet, SHAPE, vocabulary(), record, delivery, num_choices, framing, keeps_text
         )
     )
 
@@ -175,9 +177,7 @@ async def test_lines_that_fail_before_the_head_are_an_http_error() -> None:
 
 
 async def test_lines_can_keep_their_text() -> None:
-    case = Case(
-        lambda outlet, record, case: KeepingSseWriter(outlet, SHAPE, vocabulary(), record, PLAIN, 1, NDJSON)
-    )
+    case = chunks(keeps_text=True)
     case.say("a", TextDelta(REASONING, "hm"), "b").end()
     assert case.writer.whole_text() == "ab"
     assert case.lines[-1]["choices"][0]["finish_reason"] == "stop"
