@@ -3,7 +3,7 @@
 A scripted worker notes when it hands each token on; the client notes when each frame is there; both read the
 same monotonic clock. A token is a frame, so the k-th frame is told from the k-th token. The ways in: straight
 to the gateway, and through the real nginx with the site of this repository, over HTTP/1.1 (plain and TLS) and
-over HTTP/2, where all streams share one connection. The windows of the ways alternate.
+over HTTP/2, where all streams share one connection; and readers of resumable streams. The ways alternate.
 
 `held_share` is unbuffered proven token by token: frames that had not come when the engine made the next token
 of their stream. `together_share`: frames that a client found in one read with another of the same stream.
@@ -20,14 +20,16 @@ import itertools
 import ssl
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
+from benchmarks.event_load import EventClient, start_stream
 from benchmarks.h2_client import H2Client
 from benchmarks.load import StreamClient, request
 from benchmarks.nginx_site import Nginx, nginx
@@ -40,17 +42,17 @@ STEP_MS: Final = 20.0
 PREFILL_MS_PER_1K: Final = 1000.0  # 10 ms for a short prompt, seconds for a long one
 LONG_PROMPT_WORDS: Final = 3000
 NUM_STREAMS: Final = 8
+NUM_OPENING: Final = 15  # tokens of a stream within which all have come: a late reader is owed the first ones
 LIMIT_S: Final = 20.0
 _CONTENT: Final = b'"content":"'
 
 
 class TimedClient(StreamClient):
-    """Keeps when each frame with text was there. `num_together`: those not alone in a read."""
+    """Keeps when each frame with text was there; those of one read have one time."""
 
     def __init__(self, asking: bytes) -> None:
         super().__init__(asking)
         self.times_s: list[float] = []
-        self.num_together = 0
         self.has_text = asyncio.Event()
         self._has_role = False
         self._rest = b""
@@ -65,20 +67,21 @@ class TimedClient(StreamClient):
             num_frames -= 1
         if num_frames:
             self.times_s.extend([now_s] * num_frames)
-            self.num_together += num_frames if num_frames > 1 else 0
             self.has_text.set()
         super().data_received(data)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How clients reach the gateway. `closes`: a client leaves by closing the connection, not its stream."""
+    """How clients reach the gateway. `closes`: a client leaves by closing the connection, not its stream.
+    `is_resumable`: they follow resumable streams, as EventSource does."""
 
     name: str
     port: int
     tls: ssl.SSLContext | None = None
     is_h2: bool = False
     closes: bool = True
+    is_resumable: bool = False
 
     async def open(self, requests: Sequence[bytes]) -> tuple[list[TimedClient], Callable[[], None]]:
         """Clients that have asked, over HTTP/2 on one connection; and what cuts all that they hold."""
@@ -110,7 +113,7 @@ def _same(client: TimedClient) -> TimedClient:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Of one window: each token's time from the engine to the client, and the two shares."""
+    """Of one window: each token's time from the engine to the client, in milliseconds, and the two shares."""
 
     delays_ms: Sequence[float]
     held_share: float
@@ -119,23 +122,29 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
+    """`gateway`: where resumable streams are started, whatever way their readers come."""
+
     worker: StampedWorker
+    gateway: Measured
     seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def ask(self, max_tokens: int, num_words: int = 8) -> tuple[int, bytes]:
-        """The seed of a new job, and the request for it."""
+    def chat(self, max_tokens: int, num_words: int = 8) -> tuple[int, dict[str, Any]]:
+        """The seed of a new job, and the chat for it."""
         seed = next(self.seeds)
-        fields = {
-            "model": "scripted",
-            "messages": [{"role": "user", "content": prompt(num_words, seed)}],
-            "max_tokens": max_tokens,
-            "seed": seed,
-        }
-        return seed, request(fields)
+        messages = [{"role": "user", "content": prompt(num_words, seed)}]
+        return seed, {"model": "scripted", "messages": messages, "max_tokens": max_tokens, "seed": seed}
+
+    async def ask(self, way: Way, num_tokens: int) -> tuple[int, bytes]:
+        """The seed of a job, and the request for its answer."""
+        seed, fields = self.chat(num_tokens)
+        if not way.is_resumable:
+            return seed, request(fields)
+        started = await start_stream("127.0.0.1", self.gateway.port, fields)
+        return seed, EventClient.asking(started.url)
 
     async def delays(self, way: Way, num_tokens: int) -> Delays:
-        """A window of some streams at once."""
-        asked = [self.ask(num_tokens) for _ in range(NUM_STREAMS)]
+        """A window of some streams at once, past the time in which they come."""
+        asked = [await self.ask(way, num_tokens) for _ in range(NUM_STREAMS)]
         clients, cut = await way.open([body for _, body in asked])
         async with asyncio.timeout(LIMIT_S + num_tokens * STEP_MS / 1e3):
             results = await asyncio.gather(*(client.done for client in clients))
@@ -143,12 +152,12 @@ class Bench:
         if failed := [result for result in results if not result.is_done]:
             raise RuntimeError(f"{way.name}: {failed[0].status} {failed[0].error}")
         jobs = [self.worker.job(seed) for seed, _ in asked]
-        return delays_of(jobs, [client.times_s for client in clients], sum(c.num_together for c in clients))
+        return delays_of(jobs, [client.times_s for client in clients], skip=NUM_OPENING)
 
     async def abort_ms(self, way: Way, is_before_first: bool) -> float:
         """From a client's close to the abort in the engine."""
-        seed, body = self.ask(1500, LONG_PROMPT_WORDS if is_before_first else 8)
-        (client,), cut = await way.open([body])
+        seed, fields = self.chat(1500, LONG_PROMPT_WORDS if is_before_first else 8)
+        (client,), cut = await way.open([request(fields)])
         async with asyncio.timeout(LIMIT_S):
             if is_before_first:
                 while self.worker.job(seed) is None:  # noqa: ASYNC110  # another process has it
@@ -174,23 +183,21 @@ class Bench:
             await asyncio.sleep(0.005)
 
 
-def delays_of(
-    jobs: Sequence[JobTimes | None], arrivals: Sequence[Sequence[float]], num_together: int
-) -> Delays:
-    """The k-th frame of a client against the k-th token of its job.
+def delays_of(jobs: Sequence[JobTimes | None], arrivals: Sequence[Sequence[float]], skip: int) -> Delays:
+    """The k-th frame of a client against the k-th token of its job, but the first `skip`.
 
     Raises `RuntimeError` unless there is a frame for each token.
     """
     delays_ms: list[float] = []
-    num_held = num_followed = 0
+    num_held = num_followed = num_together = 0
     for job, times_s in zip(jobs, arrivals, strict=True):
         if job is None or len(job.steps_s) != len(times_s):
             raise RuntimeError(f"{len(times_s)} frames for {job and len(job.steps_s)} tokens")
-        delays_ms += [(there - made) * 1e3 for there, made in zip(times_s, job.steps_s, strict=True)]
-        num_held += sum(
-            there >= following for there, following in zip(times_s, job.steps_s[1:], strict=False)
-        )
-        num_followed += len(times_s) - 1
+        made_s, there_s = job.steps_s[skip:], times_s[skip:]
+        delays_ms += [(there - made) * 1e3 for there, made in zip(there_s, made_s, strict=True)]
+        num_held += sum(there >= following for there, following in zip(there_s, made_s[1:], strict=False))
+        num_followed += len(there_s) - 1
+        num_together += sum(count for count in Counter(there_s).values() if count > 1)
     return Delays(delays_ms, num_held / num_followed, num_together / len(delays_ms))
 
 
@@ -241,7 +248,12 @@ def ways_in(front: Nginx, behind: Measured) -> tuple[list[Way], list[Way]]:
         Way("nginx_h1_tls", front.tls_port, h1),
     ]
     return (
-        [*common, Way("nginx_h2", front.tls_port, h2, is_h2=True)],
+        [
+            *common,
+            Way("nginx_h2", front.tls_port, h2, is_h2=True),
+            Way("straight_events", behind.port, is_resumable=True),
+            Way("nginx_h2_events", front.tls_port, h2, is_h2=True, is_resumable=True),
+        ],
         [
             *common,
             Way("nginx_h2_reset", front.tls_port, h2, is_h2=True, closes=False),
@@ -253,10 +265,10 @@ def ways_in(front: Nginx, behind: Measured) -> tuple[list[Way], list[Way]]:
 async def measure(
     bench: Bench, report: Report, front: Nginx, behind: Measured, arguments: argparse.Namespace
 ) -> None:
-    num_runs, num_tokens, num_tries = (2, 100, 5) if arguments.quick else (7, 200, 25)
+    num_runs, num_tokens, num_tries = (2, 80, 4) if arguments.quick else (7, 200, 25)
     delaying, leaving = ways_in(front, behind)
     for way in delaying:  # warm: tokenizer, connections to the gateway
-        await bench.delays(way, 20)
+        await bench.delays(way, 2 * NUM_OPENING)
     await report_delays(bench, report, delaying, num_runs, num_tokens)
     await report_disconnects(bench, report, leaving, num_tries)
 
@@ -269,7 +281,7 @@ def main(arguments: argparse.Namespace) -> int:
         gateway(folder, [worker.address]) as behind,
         nginx(folder, behind) as front,
     ):
-        uvloop.run(measure(Bench(worker), report, front, behind, arguments))
+        uvloop.run(measure(Bench(worker, behind), report, front, behind, arguments))
     return report.close()
 
 

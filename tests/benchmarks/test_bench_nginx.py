@@ -26,16 +26,26 @@ LAST = b'data: {"usage":{"completion_tokens":3}}\n\ndata: [DONE]\n\n'
 
 def test_a_frame_is_told_from_the_token_of_its_number() -> None:
     jobs = [JobTimes(0.0, [1.0, 1.5, 2.0]), JobTimes(0.0, [4.0, 4.5])]
-    found = delays_of(jobs, [[1.25, 2.25, 2.25], [4.125, 4.75]], num_together=2)
-    assert found.delays_ms == [250, 750, 250, 125, 250]
+    found = delays_of(jobs, [[1.25, 2.0, 2.25], [4.125, 4.75]], skip=0)
+    assert found.delays_ms == [250, 500, 250, 125, 250]
     assert found.held_share == 1 / 3  # the second frame of the first stream came when the third was made
-    assert found.together_share == 2 / 5
+    assert found.together_share == 0
+
+
+def test_frames_of_one_time_are_together() -> None:
+    found = delays_of([JobTimes(0.0, [1.0, 1.5, 2.0])], [[1.25, 2.5, 2.5]], skip=0)
+    assert (found.together_share, found.held_share) == (2 / 3, 1 / 2)
+
+
+def test_the_first_tokens_are_left_out_together_with_their_frames() -> None:
+    found = delays_of([JobTimes(0.0, [1.0, 1.5, 2.0, 2.5])], [[1.75, 1.75, 2.25, 2.75]], skip=1)
+    assert (found.delays_ms, found.held_share, found.together_share) == ([250, 250, 250], 0.0, 0.0)
 
 
 @pytest.mark.parametrize("job", [None, JobTimes(0.0, [1.0])])
 def test_a_token_without_a_frame_is_no_measurement(job: JobTimes | None) -> None:
     with pytest.raises(RuntimeError, match="2 frames"):
-        delays_of([job], [[1.0, 2.0]], 0)
+        delays_of([job], [[1.0, 2.0]], skip=0)
 
 
 async def test_each_frame_with_text_has_a_time_at_every_split() -> None:
@@ -48,11 +58,12 @@ async def test_each_frame_with_text_has_a_time_at_every_split() -> None:
         assert client.times_s == sorted(client.times_s)
 
 
-async def test_frames_of_one_read_are_counted_as_together() -> None:
+async def test_frames_of_one_read_have_one_time() -> None:
     client = TimedClient(b"")
     for data in (HEAD + FRAMES[0] + FRAMES[1], FRAMES[2] + FRAMES[3], LAST):
         client.data_received(data)
-    assert (len(client.times_s), client.num_together) == (3, 2)
+    first_s, second_s, third_s = client.times_s
+    assert first_s < second_s == third_s
     assert (await client.done).is_done
 
 
