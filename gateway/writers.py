@@ -232,13 +232,6 @@ class SseWriter:
             self._outlet.start(200, head(self._framing.headers, self._record))
 
 
-class KeepingSseWriter(SseWriter):
-    """A stream of one choice that also keeps its text."""
-
-    def __init__(self, *of_stream: Any) -> None:
-        super().__init__(*of_stream, keeps_text=True)  # type: ignore[misc]  # at most seven
-
-
 class JsonWriter:
     """Collects the whole answer; nothing is sent before its end."""
 

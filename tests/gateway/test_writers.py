@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from gateway.frames import ChatShape, data_frame, json_bytes
 from gateway.outlet import Outlet
 from gateway.record import RequestRecord
-from gateway.writers import JsonWriter, KeepingSseWriter, SseWriter, Writer, send_error
+from gateway.writers import JsonWriter, SseWriter, Writer, send_error
 from pipeline.errors import BadKey, QueueFull
 from pipeline.events import CONTENT, REASONING, Finish, PositionLogprobs, TextDelta, ToolCallDelta
 from pipeline.values import Delivery, Dropped, TokenLogprobs
@@ -223,7 +223,7 @@ def written(
     writer: Writer = (
         JsonWriter(outlet, shape, vocabulary(), record, 1)
         if issubclass(kind, JsonWriter)
-        else kind(outlet, shape, vocabulary(), record, delivery, 1)
+        else kind(outlet, shape, vocabulary(), record, delivery, 1, keeps_text=True)
     )
     writer.first()
     for event in events:
@@ -406,7 +406,7 @@ async def test_what_is_taken_back_is_gone_in_every_channel() -> None:
     assert choice["logprobs"] is None
 
 
-@pytest.mark.parametrize("kind", [KeepingSseWriter, JsonWriter])
+@pytest.mark.parametrize("kind", [SseWriter, JsonWriter])
 @pytest.mark.parametrize(
     ("events", "kept"),
     [
@@ -416,7 +416,7 @@ async def test_what_is_taken_back_is_gone_in_every_channel() -> None:
     ],
 )
 async def test_kept_text_is_what_a_plain_message_is_sent_back_with(
-    kind: type[KeepingSseWriter] | type[JsonWriter], events: list[Event], kept: str
+    kind: type[SseWriter] | type[JsonWriter], events: list[Event], kept: str
 ) -> None:
     _, writer = written(events, kind=kind)
     assert writer.whole_text() == kept
