@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from time import monotonic
@@ -20,9 +20,9 @@ from gateway.audit import Audit, audit_log
 from gateway.client_address import ClientAddresses
 from gateway.cors import cors, with_headers
 from gateway.docs_page import page_routes
-from gateway.edge import GenerationEndpoint
+from gateway.edge import Endpoint, GenerationEndpoint
 from gateway.exchange import Receive, Scope
-from gateway.flow import BodyLimits, Flow, generation_routes
+from gateway.flow import BodyLimits, Flow, generation_routes, stream_route
 from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -31,6 +31,9 @@ from gateway.outlet import ReaderLimits, Send
 from gateway.request_log import RequestLog
 from gateway.server import settle_memory
 from gateway.settings import Settings
+from gateway.stream_edge import StreamEdge
+from gateway.stream_metrics import StreamMetrics
+from gateway.stream_routes import PATH as STREAMS_PATH
 from gateway.system_routes import SystemRoutes, http_error
 from gateway.token_parts import TokenParts
 from gateway.warmup import Warmup
@@ -76,6 +79,9 @@ class Gateway:
         self.pool = parts.worker_pool(settings, self._load_model, self.warmup.worker_changed)
         self.next_turns = NextTurns(tokens.needs, tokens.encoders, prompts.remember_answers)
         self.flow = self._flow(settings)
+        self.streams = parts.streams(settings, self.metrics)
+        self._stream_metrics = StreamMetrics(self.metrics, self.streams)
+        self.looks: list[Callable[[float], None]] = [self.streams.look]
 
     def _flow(self, settings: Settings) -> Flow:
         return Flow(
@@ -121,6 +127,7 @@ class Gateway:
         self.metrics.publish_workers(self.pool.statuses())
         self.rules.publish()
         self.models.publish(self.metrics)
+        self._stream_metrics.publish()
         for log in (self.request_log, self.audit_log):
             if log is not None:
                 self.metrics.lost_lines.inc(log.take_lost())
@@ -148,7 +155,10 @@ class Gateway:
     async def running(self, app: Starlette) -> AsyncIterator[None]:
         """ASGI's lifespan."""
         await self.pool.start()
-        watch = asyncio.create_task(self.flow.open.watch(self.publish), name="watch open requests")
+        await self.streams.start()
+        watch = asyncio.create_task(
+            self.flow.open.watch(self.publish, self.looks), name="watch open requests"
+        )
         try:
             await self._first_worker()
             async with self.rules.watching():
@@ -158,6 +168,7 @@ class Gateway:
             await asyncio.wait([watch])
             await self.warmup.stop()
             await self.next_turns.stop()
+            await self.streams.close()
             await self.pool.stop()
             await self.tokens.close()
             self.request_log.flush()
@@ -184,6 +195,16 @@ class App:
                 gateway.request_limits, gateway.settings.answers.reasoning_content
             ).items()
         }
+        self._streams = StreamEdge(
+            gateway.flow,
+            stream_route(gateway.request_limits, gateway.settings.answers.reasoning_content),
+            gateway.streams,
+            gateway.keys,
+            gateway.metrics,
+            gateway.request_log,
+            reader,
+        )
+        gateway.looks.append(self._streams.look)
         system = SystemRoutes(
             gateway.pool,
             gateway.keys,
@@ -196,7 +217,7 @@ class App:
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
         self._others = Starlette(
-            routes=[*posts, *system.routes(), *pages],
+            routes=[*posts, *self._streams.routes(), *system.routes(), *pages],
             lifespan=gateway.running,
             exception_handlers={HTTPException: http_error},
         )
@@ -208,7 +229,10 @@ class App:
             if self._cors is not None and await self._cors.answered(scope, send):
                 return
             self._addresses.note(scope)
-            endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+            path = scope["path"]
+            endpoint: Endpoint | None = self._endpoints.get(path) if scope["method"] == "POST" else None
+            if endpoint is None and path.startswith(STREAMS_PATH):
+                endpoint = self._streams.endpoint(scope)
             if endpoint is not None:
                 await endpoint(scope, receive, send)
                 return

@@ -12,7 +12,6 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
-from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import Final
@@ -28,7 +27,7 @@ from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.outlet import ReaderLimits
 from gateway.request_log import RequestLog
-from gateway.stream_reader import StreamReader, failed_frame
+from gateway.stream_reader import RETRY, StreamReader, failed_frame
 from gateway.stream_routes import (
     STREAM_ROUTE,
     find_stream,
@@ -44,6 +43,7 @@ from pipeline.stream_errors import BadEventId, StoreUnavailable
 
 EVENTS_ROUTE: Final = f"{STREAM_ROUTE}/events"
 FAILED_ID: Final = "failed"  # the id of an event that ends a reader whatever the stream does
+LATER: Final = b"retry: 3000\n\n"
 COPY_LIMIT_S: Final = 2.0  # for a copy to get where its reader was
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
@@ -63,7 +63,7 @@ class StreamEvents(Endpoint):
         super().__init__(flow, metrics, request_log, reader)
         self._streams = streams
         self._keys = keys
-        self._readers: dict[StreamReader, Exchange] = {}
+        self._readers: dict[Exchange, StreamReader] = {}  # until all that they were sent has left
 
     async def serve(self, exchange: Exchange) -> None:
         query = query_of(exchange)
@@ -71,6 +71,7 @@ class StreamEvents(Endpoint):
             "last_event_id", ""
         )
         if shown == FAILED_ID:
+            exchange.record.ended = COMPLETE
             no_content(exchange)
             return
         try:
@@ -92,7 +93,7 @@ class StreamEvents(Endpoint):
 
     def look(self, now_s: float) -> None:
         """Heartbeats, and readers that do not read; called several times a second."""
-        for reader, exchange in list(self._readers.items()):
+        for exchange, reader in list(self._readers.items()):
             reason = reader.look(now_s)
             if reason is not None:
                 exchange.on_gone(reason)
@@ -100,20 +101,25 @@ class StreamEvents(Endpoint):
                 exchange.close()
 
     def over(self, exchange: Exchange) -> None:
-        record, outlet = exchange.record, exchange.outlet
-        route, stream_id = EVENTS_ROUTE, stream_id_of(exchange.path) or ""
-        self.metrics.requests.labels(route, str(record.status), record.ended).inc()
+        record, reader = exchange.record, self._readers.pop(exchange, None)
+        if reader is not None:
+            record.ended, record.detail = reader.ended, reader.detail
+        self.metrics.requests.labels(EVENTS_ROUTE, str(record.status), record.ended).inc()
         line = {
             "time": round(time.time(), 3),
             "event": "stream_reader",
             "id": record.request_id,
-            "route": route,
-            "stream": stream_id,
+            "route": EVENTS_ROUTE,
+            "client": record.client,
+            "stream": stream_id_of(exchange.path),
             "status": record.status,
             "total_ms": round((monotonic() - record.started_s) * 1e3, 3),
+            "events": 0 if reader is None else reader.num_events,
+            "bytes": 0 if reader is None else reader.num_bytes,
+            "lag_peak_events": 0 if reader is None else reader.peak_lag,
             "ended": record.ended,
             "detail": record.detail,
-            "buffered_peak_bytes": outlet.peak,
+            "buffered_peak_bytes": exchange.outlet.peak,
         }
         self.request_log.write(line)
 
@@ -138,17 +144,16 @@ class StreamEvents(Endpoint):
         reader = StreamReader(
             exchange.outlet, stream.journal, after, self.flow.limits_of(exchange), monotonic()
         )
-        exchange.on_gone = partial(_gone, exchange)
-        self._readers[reader] = exchange
+        exchange.on_gone = reader.close
+        self._readers[exchange] = reader
         self._streams.attach(stream, reader)
         try:
             reader.start()
             await exchange.finished()
         finally:
-            del self._readers[reader]
             self._streams.detach(stream, reader)
-            reader.close()
-        exchange.record.ended = exchange.record.ended or COMPLETE
+            if not reader.ended:
+                reader.close("the server has ended the connection")
 
     def _failed(self, exchange: Exchange, error: Exception) -> None:
         record = exchange.record
@@ -158,7 +163,9 @@ class StreamEvents(Endpoint):
         else:
             record.ended = INTERNAL_CODE
         exchange.outlet.start(HTTPStatus.OK, _event_headers(exchange))
-        exchange.outlet.end(failed_frame(error))
+        # A store that is away may be back when the client is: without an event it comes back with its own id.
+        is_final = not isinstance(error, StoreUnavailable)
+        exchange.outlet.end(RETRY + failed_frame(error) if is_final else LATER)
 
 
 class _Filled:
@@ -193,8 +200,3 @@ async def _filled(journal: Journal, after: int) -> None:
 
 def _event_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     return [*SSE_HEADERS, request_id_header(exchange)]
-
-
-def _gone(exchange: Exchange, reason: str) -> None:
-    """The reader's connection is lost. The stream goes on."""
-    exchange.record.ended, exchange.record.detail = ClientGone.code or "", reason

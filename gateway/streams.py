@@ -44,7 +44,7 @@ class StreamLimits:
 class Stream:
     """One stream as this process knows it. `answer` is None for a copy."""
 
-    __slots__ = ("answer", "ended_s", "is_copy", "journal", "meta", "readers", "unread_since_s")
+    __slots__ = ("answer", "ended_s", "error", "is_copy", "journal", "meta", "readers", "unread_since_s")
 
     def __init__(self, meta: StreamMeta, journal: Journal, is_copy: bool, now_s: float) -> None:
         self.meta = meta
@@ -54,6 +54,7 @@ class Stream:
         self.readers: set[StreamReader] = set()
         self.unread_since_s: float | None = now_s
         self.ended_s: float | None = None
+        self.error: HeadraceError | None = None  # the store cannot keep it: what every reader is told
 
     @property
     def num_bytes(self) -> int:
@@ -175,9 +176,11 @@ class Streams:
     def broken(self, stream_id: str, error: HeadraceError) -> None:
         """`StoreEvents.broken`: its readers learn it from us, since the store cannot tell them."""
         stream = self._streams.get(stream_id)
-        self._fail(stream, error)
-        for reader in tuple(stream.readers) if stream is not None else ():
-            reader.fail(error)
+        if stream is not None:
+            stream.error = error
+            self._fail(stream, error)
+            for reader in tuple(stream.readers):
+                reader.fail(error)
 
     def look(self, now_s: float) -> None:
         """Enforce grace, keeping and memory; called several times a second."""
