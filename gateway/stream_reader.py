@@ -72,7 +72,7 @@ class StreamReader:
 
     def start(self) -> None:
         """Send what is there, and from now on each event as it comes. The head has gone out before."""
-        self._outlet.push(RETRY)
+        self._outlet.push(_opening(self.position))
         self._outlet.on_flushed = self.advance
         self._journal.followers.add(self)
         self.advance()
@@ -136,6 +136,12 @@ class StreamReader:
         if self._next is not None:
             self._next.cancel()
             self._next = None
+
+
+def _opening(after: int) -> bytes:
+    """By the standard a blank line sets the client's id to the last one of this connection, which it forgets
+    when there is none yet: a connection that broke before its first event would lose the place."""
+    return RETRY if not after else b"retry: 1000\nid: %d\n\n" % after
 
 
 def failed_frame(error: BaseException) -> bytes:
