@@ -101,6 +101,8 @@ class Metrics:
         self.stage = make(name, "Time in one of our own stages.", STAGE_BUCKETS_S, "stage")
         name = "headrace_warmup_seconds"
         self.warmup = make(name, "Time of one warm-up, its wait in the engine included.", requests)
+        name = "headrace_store_append_seconds"
+        self.store_append = make(name, "One append of stream events to the store.", STAGE_BUCKETS_S)
         help_ = "Prompt and output tokens per request."
         sizes, name = SIZE_BUCKETS_TOKENS, "gen_ai_client_token_usage"
         self.tokens = make(name, help_, sizes, MODEL_LABEL, "gen_ai_token_type")
@@ -133,6 +135,9 @@ class Metrics:
         self.warmups = make("headrace_warmups", help_, "worker", "reason")
         help_ = "Attempts to warm a prompt that failed."
         self.warmup_failures = make("headrace_warmup_failures", help_, "worker")
+        self.store_events = make("headrace_store_events", "Stream events that the store has taken.")
+        help_ = "Commands to the store of the streams that failed."
+        self.store_errors = make("headrace_store_errors", help_)
         help_ = "Characters that a filter let go undecided: at a bound, or because rules fail open."
         self.leaks = make("headrace_released_at_bound_characters", help_)
 
@@ -159,6 +164,8 @@ class Metrics:
         self.seen_text_bytes = make("headrace_seen_text_bytes", help_, "livesum")
         help_ = "Warm prompts of a worker by their state, of one gateway process."
         self.warm_prompts = make("headrace_warm_prompts", help_, "livemostrecent", "worker", "state")
+        help_ = "Gateway processes to which the store of the streams answers."
+        self.store_up = make("headrace_store_up", help_, "livesum")
         help_ = "Tokens sent to the worker and not yet answered, by this gateway."
         self.worker_outstanding = make("headrace_worker_outstanding_tokens", help_, "livesum", "worker")
 
