@@ -34,7 +34,9 @@ from benchmarks.store_server import StoreServer, store_server
 HOST: Final = "127.0.0.1"
 STEP_MS: Final = 20.0
 WARM_UP_S: Final = 1.0
-OPENING: Final = 8  # clients that come at the same time
+SETTLE_S: Final = 0.3  # until what was left is aborted
+AT_ONCE: Final = 8  # clients that come, and go, at the same time
+ENDLESS: Final = 20_000
 MODEL: Final = "scripted"
 QUICK_MODEL: Final = "quick"  # of the worker that fills journals
 NUM_EVENTS: Final = 2000  # tokens of the streams that are read again
@@ -77,13 +79,19 @@ class Way:
     read_at: Measured
     watched: dict[str, Measured]
 
-    async def open(self, index: int, num_tokens: int) -> tuple[StreamClient, Started | None]:
+    async def open(self, index: int) -> tuple[StreamClient, Started | None]:
+        """A client whose answer does not end by itself."""
         prompt = f"stream {index}"
         if self.starts_at is None:
-            request = chat_request(MODEL, prompt, num_tokens)
+            request = chat_request(MODEL, prompt, ENDLESS)
             return await open_stream(HOST, self.read_at.port, request, keep_gaps=True), None
-        started = await start_stream(HOST, self.starts_at.port, chat(MODEL, prompt, num_tokens))
+        started = await start_stream(HOST, self.starts_at.port, chat(MODEL, prompt, ENDLESS))
         return await follow(HOST, self.read_at.port, started, keep_gaps=True), started
+
+    async def end(self, started: Started | None, at_once: asyncio.Semaphore) -> None:
+        if started is not None and self.starts_at is not None:
+            async with at_once:
+                await delete_stream(HOST, self.starts_at.port, started)
 
 
 @dataclass(slots=True)
@@ -119,13 +127,12 @@ def chat(model: str, prompt: str, num_tokens: int) -> dict[str, object]:
 
 
 async def window(way: Way, num_streams: int, window_s: float) -> Window:
-    """Open streams, let them settle, and count frames and CPU time; then the streams end, and are deleted."""
-    num_tokens = int((window_s + WARM_UP_S) * 1e3 / STEP_MS) + 10 + num_streams // 6
-    opening = asyncio.Semaphore(OPENING)
+    """Open streams, let them settle, count frames and CPU time; then all leave, and streams are deleted."""
+    at_once = asyncio.Semaphore(AT_ONCE)
 
     async def opened(index: int) -> tuple[StreamClient, Started | None]:
-        async with opening:
-            return await way.open(index, num_tokens)
+        async with at_once:
+            return await way.open(index)
 
     streams = await asyncio.gather(*(opened(index) for index in range(num_streams)))
     clients = [client for client, _ in streams]
@@ -139,17 +146,13 @@ async def window(way: Way, num_streams: int, window_s: float) -> Window:
     cpu_s = {name: process.cpu_s() - cpu_s[name] for name, process in way.watched.items()}
     num_frames = sum(client.result.num_content for client in clients) - num_frames
     gaps_ms = [1e3 * gap_s for client in clients for gap_s in client.result.gaps_s]
-    await _end(way, streams)
+    for client in clients:
+        if client.done.done():
+            raise RuntimeError(f"{way.name}: a stream ended: {client.result.status} {client.result.error}")
+        client.close()
+    await asyncio.gather(*(way.end(started, at_once) for _, started in streams))
+    await asyncio.sleep(SETTLE_S)
     return Window({name: used_s / num_frames * 1e6 for name, used_s in cpu_s.items()}, gaps_ms)
-
-
-async def _end(way: Way, streams: Sequence[tuple[StreamClient, Started | None]]) -> None:
-    for client, started in streams:
-        result = await client.done
-        if not result.is_done or result.num_tokens is None:
-            raise RuntimeError(f"{way.name}: a stream did not end well: {result.status} {result.error}")
-        if started is not None and way.starts_at is not None:
-            await delete_stream(HOST, way.starts_at.port, started)
 
 
 async def _wait(is_true: Callable[[], bool], limit_s: float = 30.0) -> None:
@@ -221,6 +224,7 @@ async def report_replay(report: Report, name: str, port: int, journals: Sequence
 async def kept(bench: Bench, report: Report, num_journals: int, num_replays: int) -> None:
     """What events take where they are kept, and how quick they come back."""
     for way, port in (("memory", bench.memory.port), ("store", bench.writer.port)):
+        await fill(port, 1)  # warm: the model, the connection to the store
         memory, used = bench.memory.memory_bytes(), bench.store.used_bytes()
         journals = await fill(port, num_journals)
         memory, used = bench.memory.memory_bytes() - memory, bench.store.used_bytes() - used
@@ -256,10 +260,11 @@ def report_appends(bench: Bench, report: Report) -> None:
 
 
 async def measure(bench: Bench, report: Report, arguments: argparse.Namespace) -> None:
+    num_journals, num_replays = (10, 3) if arguments.quick else (100, 10)
+    # First: where many streams have been, memory comes from what they left.
+    await kept(bench, report, num_journals, num_replays)
     ratios = [await per_token(bench, report, num_streams) for num_streams in (100, 400)]
     report_appends(bench, report)
-    num_journals, num_replays = (10, 3) if arguments.quick else (100, 10)
-    await kept(bench, report, num_journals, num_replays)
     for name, limit in (("journal_memory_vs_plain", 1.3), ("journal_store_vs_plain", 1.8)):
         worst = max(percentile(each[name], 0.5) for each in ratios)
         report.goal(name, worst, limit, "x")
