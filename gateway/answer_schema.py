@@ -234,3 +234,13 @@ class ErrorDocument(Answer):
     """The body of every error, and the last event or line of a stream that failed (without [DONE])."""
 
     error: ErrorFields
+
+
+class StreamStarted(Answer):
+    """A resumable stream."""
+
+    id: str
+    object: Literal["stream"]
+    url: Annotated[str, Meta(description="Of its events, with the token: what EventSource is given.")]
+    token: Annotated[str, Meta(description="Opens this stream alone.")]
+    expires_at: Annotated[int, Meta(description="Seconds since 1970; after that it is surely forgotten.")]

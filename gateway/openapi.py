@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 
-from gateway.answer_schema import ChatChunk, ChatCompletion, Completion, ErrorDocument
+from gateway.answer_schema import ChatChunk, ChatCompletion, Completion, ErrorDocument, StreamStarted
 from gateway.chat_messages import UNSUPPORTED as UNSUPPORTED_IN_MESSAGES
 from gateway.openai_schema import ChatBody, CompletionBody, RequestLimits
 from gateway.unsupported_fields import NAMES as UNSUPPORTED
@@ -50,6 +51,8 @@ class RouteDoc:
     has_text_forms: bool = False  # the stream also comes as JSON lines or plain text
     errors: tuple[int, ...] = ()
     needs_key: bool = False
+    status: int = 200
+    query: Mapping[str, str] = field(default_factory=dict)  # what may stand in the query, all optional
 
 
 ROUTES: Final = (
@@ -80,6 +83,41 @@ ROUTES: Final = (
         has_text_forms=True,
         errors=GENERATION_ERRORS,
         needs_key=True,
+    ),
+    RouteDoc(
+        "POST",
+        "/v1/streams",
+        "Start a chat whose stream resumes",
+        "Takes the body of a chat, which streams whatever it says, and answers at once. The answer goes on "
+        "without any connection, and ends when nobody reads it for a while. With a header `Idempotency-Key` "
+        "the same body starts one stream only: again 201 with that stream; 422 for another body; 409 while "
+        "the first is being prepared.",
+        body=ChatBody,
+        example={"messages": CHAT_EXAMPLE["messages"]},
+        answer=StreamStarted,
+        status=201,
+        errors=(*GENERATION_ERRORS, 409, 422, 501),
+        needs_key=True,
+    ),
+    RouteDoc(
+        "GET",
+        "/v1/streams/{id}/events",
+        "Follow a stream",
+        "For EventSource: numbered events with the chunks of a chat, those after `Last-Event-ID` (or "
+        "`last_event_id` in the query), then a named event `done`, or `failed` with an error. What is wrong "
+        "with the request is such an event, too. After the last one the answer is 204: EventSource ends.",
+        answer="text/event-stream",
+        query={"token": "Of this stream.", "last_event_id": "The number of the last event that is known."},
+    ),
+    RouteDoc(
+        "DELETE",
+        "/v1/streams/{id}",
+        "End a stream",
+        "One that runs ends as `cancelled`; one that has ended is forgotten.",
+        answer="",
+        status=204,
+        query={"token": "Of this stream."},
+        errors=(401, 404, 503),
     ),
     RouteDoc("GET", "/v1/models", "List the models", errors=(401,), needs_key=True),
     RouteDoc("GET", "/v1/models/{model}", "Look at one model", errors=(401, 404), needs_key=True),
@@ -125,19 +163,28 @@ def _operation(route: RouteDoc) -> Json:
     operation: Json = {"summary": route.summary, "operationId": _operation_id(route)}
     if route.description:
         operation["description"] = route.description
-    if "{model}" in route.path:
-        operation["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
-        ]
+    if parameters := _parameters(route):
+        operation["parameters"] = parameters
     if route.body is not None:
         content = {"schema": _reference(route.body), "example": {"model": "MODEL", **(route.example or {})}}
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
-    operation["responses"] = {"200": _success(route)} | {
+    operation["responses"] = {str(route.status): _success(route)} | {
         str(status): _error(status) for status in route.errors
     }
     if route.needs_key:
         operation["security"] = [{"key": []}, {}]
     return operation
+
+
+def _parameters(route: RouteDoc) -> list[Json]:
+    text = {"type": "string"}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": text}
+        for name in re.findall(r"{(\w+)}", route.path)
+    ] + [
+        {"name": name, "in": "query", "description": description, "schema": text}
+        for name, description in route.query.items()
+    ]
 
 
 def _operation_id(route: RouteDoc) -> str:
@@ -147,7 +194,7 @@ def _operation_id(route: RouteDoc) -> str:
 
 def _success(route: RouteDoc) -> Json:
     if isinstance(route.answer, str):
-        content: Json = {route.answer: {}}
+        content: Json = {route.answer: {}} if route.answer else {}
     else:
         content = {"application/json": {"schema": _reference(route.answer)}}
     if route.events is not None:
@@ -155,7 +202,8 @@ def _success(route: RouteDoc) -> Json:
         if route.has_text_forms:
             content["application/x-ndjson"] = {"schema": _reference(route.events)}
             content["text/plain"] = {"schema": {"type": "string"}}
-    return {"description": "OK", "content": content}
+    described: Json = {"description": HTTPStatus(route.status).phrase}
+    return described | ({"content": content} if content else {})
 
 
 def _error(status: int) -> Json:
@@ -171,7 +219,7 @@ def _reference(struct: type[msgspec.Struct]) -> Json:
 
 
 def _schemas(limits: RequestLimits) -> Json:
-    bodies = [route.body for route in ROUTES if route.body is not None]
+    bodies = list(dict.fromkeys(route.body for route in ROUTES if route.body is not None))
     answers = [
         struct for route in ROUTES for struct in (route.answer, route.events) if isinstance(struct, type)
     ]
