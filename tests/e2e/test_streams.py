@@ -52,7 +52,7 @@ ENDLESS = 20_000
 GRACE_S = 0.5
 KEY = "key-of-alice-1234"
 AS_ALICE = {"authorization": f"Bearer {KEY}"}
-SING = chat("Sing the song.", 200)
+SING = chat("Sing the song.", 120)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def served(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     script = folder / "script.json"
     script.write_text(json.dumps({"Sing the song": SONG}))
     with (
-        stack.start_scripted(folder, embedded_model, "--step-ms", "3", "--script", str(script)) as worker,
+        stack.start_scripted(folder, embedded_model, "--step-ms", "2", "--script", str(script)) as worker,
         stack.start_gateway(folder, [worker]) as gateway,
         stack.start_gateway(
             folder, [worker], "--stream-grace-s", str(GRACE_S), "--api-key", KEY, name="hasty"

@@ -41,7 +41,7 @@ ENDLESS = 20_000
 GRACE_S = 1.0
 STORE_LIMIT_S = 2.0
 LIMIT_S = 60.0  # nothing may hang; everything here takes a few seconds
-SING = chat("Sing the song.", 200)
+SING = chat("Sing the song.", 120)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,6 @@ class Tab:
             while len(self.named("Page.loadEventFired")) == num_loads:
                 self.events.append(json.loads(await self._connection.recv()))
 
-    async def set_offline(self, is_offline: bool) -> None:
-        """Take the network away, or bring it back. Connections that are open break."""
-        unlimited = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-        await self.command("Network.emulateNetworkConditions", offline=is_offline, **unlimited)
-
     async def run(self, script: str) -> Any:
         """The value of a JavaScript expression; promises are awaited."""
         result = await self.command(
