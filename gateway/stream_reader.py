@@ -121,9 +121,10 @@ class StreamReader:
             else:
                 self._end(INTERNAL_CODE)
 
-    def close(self, reason: str = "") -> None:
-        """The client is gone, or the response over. The outlet is the caller's to drop."""
-        self._end(self.ended or ClientGone.code or "", self.detail or reason)
+    def close(self, reason: str) -> None:
+        """The client is gone, maybe with the last bytes on their way. The outlet is the caller's to drop."""
+        if self.ended in ("", COMPLETE):
+            self._end(ClientGone.code or "", reason)
 
     def _catch_up(self) -> None:
         self._next = None

@@ -76,7 +76,7 @@ def test_an_event_is_its_number_and_its_frame() -> None:
     check_count(journal)
 
 
-@pytest.mark.parametrize("max_bytes", [1, 40, 41, 100, 1 << 16])
+@pytest.mark.parametrize("max_bytes", [1, 21, 22, 42, 43, 100, 1 << 16])
 def test_slices_are_whole_events_and_together_everything(max_bytes: int) -> None:
     journal = filled(30)
     whole = [b"id: %d\n%b" % (number, frame(number)) for number in range(1, 31)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.outlet import Outlet
+from gateway.outlet import Outlet, why_too_slow
 from tests.gateway.answering import Client, turns
 from tests.gateway.asgi import served, slow_client
 
@@ -105,6 +105,47 @@ async def test_pushes_during_the_flush_join_it() -> None:
     await asyncio.wait_for(outlet.flushed(), 5)
     assert b"".join(taken) == sent
     assert len(taken) < 200
+
+
+async def test_who_asked_is_told_when_a_slow_client_has_read_everything() -> None:
+    """And may push at once, also what blocks again."""
+    pair = Pair()
+    told: list[bytes] = []
+
+    def push_more() -> None:
+        assert (pair.outlet.num_buffered, pair.outlet.blocked_since_s) == (0, None)
+        told.append(pair.client.bodies[-1])
+        if len(told) < 3:
+            pair.client.stops_reading()
+            pair.outlet.push(b"again %d" % len(told))
+
+    pair.outlet.on_flushed = push_more
+    pair.outlet.push(b"quick")
+    assert told == []
+    pair.client.stops_reading()
+    pair.outlet.push(b"a")
+    pair.outlet.push(b"b")
+    for expected in ([b"b"], [b"b", b"again 1"], [b"b", b"again 1", b"again 2"]):
+        pair.client.reads_again()
+        await turns()
+        assert told == expected
+    assert pair.client.bodies == [b"quick", b"a", b"b", b"again 1", b"again 2"]
+
+
+async def test_who_asked_is_not_told_of_a_client_that_was_dropped() -> None:
+    pair = Pair()
+    pair.outlet.on_flushed = pytest.fail  # type: ignore[assignment]
+    pair.client.stops_reading()
+    pair.outlet.push(b"a")
+    pair.outlet.drop()
+    pair.client.reads_again()
+    await turns()
+
+
+def test_a_client_is_too_slow_after_the_limit_alone() -> None:
+    assert why_too_slow(None, 1e9, 30.0) is None
+    assert why_too_slow(100.0, 129.9, 30.0) is None
+    assert why_too_slow(100.0, 130.0, 30.0) == "has not read for 30 s; the limit is 30 s"
 
 
 async def test_the_bound_is_the_end_and_told_once() -> None:
