@@ -1,7 +1,7 @@
 """Readers of one byte a second beside quick ones: what the quick ones see, what it takes, who is closed.
 
 200 quick streams of 50 tokens a second run alone, then with company: the same heavy answers (20 log
-probabilities a token, 3 KB a frame) read by quick readers, or by slow ones; and slow readers of a resumable
+probabilities a token, 2 KB a frame) read by quick readers, or by slow ones; and slow readers of a resumable
 stream that is over, who are owed all of it at once. Phases alternate. The gaps are those of the quick
 streams' frames, over a whole phase: the kernel's buffers fill, the gateway's bound is reached, the slow ones
 are closed. What heavy answers cost everybody is in the phase with quick company: the goal compares with that.
@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import uvloop
 
-from benchmarks.event_load import EventClient, Started, start_stream
+from benchmarks.event_load import EventClient, Started, follow, start_stream
 from benchmarks.load import StreamClient, chat_request, open_stream, request
 from benchmarks.nginx_site import nginx
 from benchmarks.processes import Measured, embedded_model, gateway, scratch, worker
@@ -39,7 +39,8 @@ SLOW_READER_S: Final = 5.0
 WINDOW_BYTES: Final = 4096  # a slow reader's receive buffer
 SAMPLE_S: Final = 0.1
 ENDLESS: Final = 20_000
-JOURNAL_TOKENS: Final = 1600  # 4.8 MB: more than the kernel takes
+JOURNAL_TOKENS: Final = 3000
+JOURNAL_BYTES: Final = 5_000_000  # more than the kernel takes of it for a reader who does not read
 REASONS: Final = ("reads too slowly", "has not read for")  # of the gateway's log lines
 PHASES: Final = ("alone", "quick_company", "slow", "slow_resumable")
 
@@ -155,10 +156,22 @@ class Bench:
 
 
 def heavy(prompt: str, num_tokens: int) -> dict[str, Any]:
-    """A chat whose frames have 3 KB."""
+    """A chat whose frames have 2 KB."""
     messages = [{"role": "user", "content": prompt}]
     common = {"model": "heavy", "messages": messages, "max_tokens": num_tokens, "stream": True}
     return common | {"logprobs": True, "top_logprobs": 20}
+
+
+async def finished_stream(port: int) -> Started:
+    """A resumable stream that is over, and large. Raises `RuntimeError` if it is not."""
+    asking = heavy("a journal", JOURNAL_TOKENS) | {"model": "at_once"}
+    started = await start_stream(HOST, port, asking)
+    reader = await follow(HOST, port, started)
+    async with asyncio.timeout(60):
+        result = await reader.done
+    if not result.is_done or reader.num_bytes < JOURNAL_BYTES:
+        raise RuntimeError(f"the journal has {reader.num_bytes} bytes: {result.error}")
+    return started
 
 
 async def slow_reader(port: int, asking: bytes) -> socket.socket:
@@ -201,8 +214,7 @@ def kernel_mib() -> float:
 
 
 async def measure(bench: Bench, report: Report) -> None:
-    # It is complete before its phase comes, and kept for all of them.
-    bench.journal = await start_stream(HOST, bench.gateway.port, heavy("a journal", JOURNAL_TOKENS))
+    bench.journal = await finished_stream(bench.gateway.port)
     found: dict[str, list[Phase]] = {name: [] for name in PHASES}
     for _ in range(bench.sizes.num_runs):
         for name in PHASES:
@@ -237,7 +249,7 @@ def main(arguments: argparse.Namespace) -> int:
     report = open_report("bench_slow_readers", arguments)
     with scratch() as folder, ExitStack() as running:
         scripted = ("--scripted", "--tokenizer", str(embedded_model()), "--prefill-ms-per-1k", "0")
-        steps = {"scripted": STEP_MS, "heavy": sizes.heavy_step_ms}
+        steps = {"scripted": STEP_MS, "heavy": sizes.heavy_step_ms, "at_once": 0.2}
         addresses = [
             running.enter_context(
                 worker(folder, *scripted, "--step-ms", str(step_ms), "--served-model-name", name, name=name)
