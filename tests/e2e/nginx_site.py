@@ -88,6 +88,16 @@ def two_gateways(first: str, second: str) -> str:
     return text[:start] + replaced(TWO_GATEWAYS.read_text(), servers) + text[end:]
 
 
+def behind_balancer(trusted: str) -> str:
+    """headrace.conf for an nginx behind load balancers of these addresses, as its example tells."""
+    example = {
+        "# set_real_ip_from  10.0.0.0/8;": f"set_real_ip_from {trusted};",
+        "# real_ip_header    X-Forwarded-For;": "real_ip_header X-Forwarded-For;",
+        "# real_ip_recursive on;": "real_ip_recursive on;",
+    }
+    return site(example)
+
+
 def write_site(
     folder: Path, port: int, tls_port: int, upstream: str = "127.0.0.1:8000", text: str | None = None
 ) -> list[str]:
