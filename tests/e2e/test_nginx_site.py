@@ -125,14 +125,3 @@ def test_nothing_is_buffered_compressed_cached_or_repeated() -> None:
 def test_repeating_with_two_gateways_spares_what_generates() -> None:
     (server,) = parse(two_gateways("127.0.0.1:8001", "127.0.0.1:8002")).all("server")
     assert server.value("proxy_next_upstream") == "error timeout"
-
-
-def test_token_of_a_stream_is_in_no_log_format() -> None:
-    (log_format,) = parse(site()).all("log_format")
-    words = " ".join(log_format.args)
-    assert "$uri" in words
-    assert not [
-        name
-        for name in ("$request_uri", "$request ", "$args", "$query_string", "$http_referer")
-        if name in words
-    ]

@@ -50,7 +50,7 @@ async def client(two: Site) -> AsyncIterator[Wire]:
 
 async def ask_one(client: Wire, gateway: Upstream, method: str = "POST", path: str = CHAT) -> None:
     """A request that this gateway gets and answers."""
-    body = {} if method == "POST" else None
+    body: dict[str, str] | None = {} if method == "POST" else None
     reading = asyncio.create_task(client.request(method, path, body))
     request = await gateway.next()
     assert request.path == path
