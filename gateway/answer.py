@@ -16,6 +16,7 @@ from gateway.choice import Choice, MakeOutbound
 from gateway.client import Outgoing
 from gateway.error_body import INTERNAL_CODE
 from gateway.metrics import Metrics
+from gateway.outlet import why_too_slow
 from gateway.record import RequestRecord
 from gateway.writers import Writer
 from pipeline.errors import (
@@ -170,10 +171,7 @@ class Answer:
 
     def check_reader(self, now_s: float) -> str | None:
         """Why the client must be dropped, or None. Also asked after the end, while the last bytes wait."""
-        since_s = self.outlet.blocked_since_s
-        if since_s is None or now_s - since_s < self._limits.slow_reader_s:
-            return None
-        return f"has not read for {now_s - since_s:.0f} s; the limit is {self._limits.slow_reader_s:g} s"
+        return why_too_slow(self.outlet.blocked_since_s, now_s, self._limits.slow_reader_s)
 
     def _expired(self, now_s: float) -> HeadraceError | None:
         limits, age_s = self._limits, now_s - self._started_s

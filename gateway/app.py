@@ -108,6 +108,19 @@ class Gateway:
         settle_memory()
 
     @property
+    def system(self) -> SystemRoutes:
+        """The routes about this process itself."""
+        return SystemRoutes(
+            self.pool,
+            self.keys,
+            self.metrics,
+            self.publish,
+            lambda: self.flow.is_draining,
+            self.warmup,
+            self.rules.status,
+        )
+
+    @property
     def num_open_requests(self) -> int:
         return len(self.flow.in_progress)
 
@@ -205,19 +218,10 @@ class App:
             reader,
         )
         gateway.looks.append(self._streams.look)
-        system = SystemRoutes(
-            gateway.pool,
-            gateway.keys,
-            gateway.metrics,
-            gateway.publish,
-            lambda: gateway.flow.is_draining,
-            gateway.warmup,
-            gateway.rules.status,
-        )
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
         self._others = Starlette(
-            routes=[*posts, *self._streams.routes(), *system.routes(), *pages],
+            routes=[*posts, *self._streams.routes(), *gateway.system.routes(), *pages],
             lifespan=gateway.running,
             exception_handlers={HTTPException: http_error},
         )

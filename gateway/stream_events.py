@@ -43,7 +43,8 @@ from pipeline.stream_errors import BadEventId, StoreUnavailable
 
 EVENTS_ROUTE: Final = f"{STREAM_ROUTE}/events"
 FAILED_ID: Final = "failed"  # the id of an event that ends a reader whatever the stream does
-LATER: Final = b"retry: 3000\n\n"
+# No blank line: it would make the client forget its id.
+LATER: Final = b"retry: 3000\n"
 COPY_LIMIT_S: Final = 2.0  # for a copy to get where its reader was
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
