@@ -158,5 +158,5 @@ async def until_told(source: EventSource, num_messages: int) -> None:
     """Wait for a reader that runs to have so many events."""
     async with asyncio.timeout(30):
         while len(source.messages) < num_messages:
-            assert not source.has_failed
+            assert not source.has_failed, source.messages[-1:]
             await asyncio.sleep(0.005)

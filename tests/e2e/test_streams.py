@@ -49,7 +49,7 @@ from tests.stack import Gateway, Worker
 from tests.wire import Head, connect
 
 ENDLESS = 20_000
-GRACE_S = 0.5
+GRACE_S = 0.4
 KEY = "key-of-alice-1234"
 AS_ALICE = {"authorization": f"Bearer {KEY}"}
 SING = chat("Sing the song.", 120)
@@ -253,7 +253,7 @@ async def test_nobody_reads_any_more(served: Served) -> None:
     source = EventSource(served.hasty.port, stream.events)
     reading = asyncio.create_task(source.run())
     started_s = time.monotonic()
-    while time.monotonic() < started_s + 3 * GRACE_S:  # it goes on as long as somebody reads
+    while time.monotonic() < started_s + 2 * GRACE_S:  # it goes on as long as somebody reads
         num_seen = len(source.messages)
         await until_told(source, num_seen + 1)
     assert num_jobs(served.worker) == 1
@@ -420,10 +420,9 @@ async def test_worker_that_is_killed_fails_the_stream_by_name(
 
 
 async def test_gateway_that_stops_ends_its_streams_by_name(
-    scripted_worker: Callable[..., Worker], gateway: Callable[..., Gateway]
+    served: Served, gateway: Callable[..., Gateway]
 ) -> None:
-    worker = scripted_worker("--step-ms", "5")
-    front = gateway([worker], "--drain-limit-s", "1")
+    front = gateway([served.worker], "--drain-limit-s", "0.1")
     stream = await create(front.port, chat(max_tokens=ENDLESS))
     source = EventSource(front.port, stream.events, on_message=close_at_end)
     reading = asyncio.create_task(source.run())
@@ -431,7 +430,7 @@ async def test_gateway_that_stops_ends_its_streams_by_name(
     await asyncio.to_thread(front.process.stop)
     await asyncio.wait_for(reading, 30)
     assert failure(source) == "draining"
-    await asyncio.to_thread(worker.process.wait_until, lambda: num_jobs(worker) == 0, 30, "idle")
+    await served.until_idle()
 
 
 # -- other clients -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from tests.stack import Gateway, Worker
 from tests.valkey import Valkey
 
 ENDLESS = 20_000
-GRACE_S = 1.0
+GRACE_S = 2.0  # others learn of a reader within a second
 STORE_LIMIT_S = 2.0
 LIMIT_S = 60.0  # nothing may hang; everything here takes a few seconds
 SING = chat("Sing the song.", 120)
@@ -214,15 +214,28 @@ async def test_delete_through_another_process_ends_it_for_all(site: Site) -> Non
         await site.until_idle()
 
 
-async def test_reader_elsewhere_keeps_it_alive_and_its_leaving_ends_it(site: Site) -> None:
+async def test_reader_elsewhere_keeps_it_alive(site: Site) -> None:
     stream = await create(site.ports[0], chat("Grace", ENDLESS))
-    source = EventSource(site.ports[1], stream.events)
-    reading = asyncio.create_task(source.run())
+    source, reading = (await follow(site.ports[1:], stream))[0]
+    await read_for(source, 1.5 * GRACE_S)
+    assert num_jobs(site.worker) == 1
+    await delete(site.ports[1], stream)
+    await all_fail([(source, reading)], "cancelled")
+    await site.until_idle()
+
+
+async def read_for(source: EventSource, duration_s: float) -> None:
+    """Events come all the time."""
     loop = asyncio.get_running_loop()
-    ends_s = loop.time() + 3 * GRACE_S
+    ends_s = loop.time() + duration_s
     while loop.time() < ends_s:
         await until_told(source, len(source.messages) + 1)
-    assert num_jobs(site.worker) == 1
+
+
+@pytest.mark.long  # the process that served the last reader waits a while for it, too
+async def test_last_reader_elsewhere_leaves_and_it_ends(site: Site) -> None:
+    stream = await create(site.ports[0], chat("Grace", ENDLESS))
+    source, reading = (await follow(site.ports[1:], stream))[0]
     source.close()
     await reading
     await site.until_idle()
@@ -256,23 +269,25 @@ async def test_idempotency_key_is_raced_through_both(site: Site) -> None:
 # -- what breaks ---------------------------------------------------------------------------------------------
 
 
-async def test_gateway_that_is_killed_ends_its_streams_elsewhere_by_name(breakable: Shared) -> None:
-    """A reader of the dead one comes back through the other and is told, too."""
-    dead, alive = breakable.gateways
+async def test_gateway_that_is_killed_ends_its_streams_elsewhere_by_name(
+    gateways: Shared, gateway: Callable[..., Gateway]
+) -> None:
+    """A reader of the dead one comes back through another and is told, too."""
+    dead = gateway([gateways.worker], "--redis", gateways.valkey.url)
+    alive = gateways.gateways[0]
     finished = await create(dead.port, chat("Finished", 5))
     assert told((await read(dead.port, finished.events)).messages).is_done
     stream = await create(dead.port, chat("Lost", ENDLESS))
-    readers = await follow([alive.port, alive.port], stream)
-    (moving, its_task), *_ = await follow([dead.port], stream)
+    readers = await follow([*gateways.ports, dead.port], stream)
     dead.process.kill()
-    moving.port = alive.port
-    await all_fail([*readers, (moving, its_task)], "gateway_lost")
+    readers[-1][0].port = alive.port
+    await all_fail(readers, "gateway_lost")
     assert failure(await read(alive.port, stream.events)) == "gateway_lost"
     assert told((await read(alive.port, finished.events)).messages).is_done, "what had ended is still there"
-    await until(alive, lambda: num_jobs(breakable.worker) == 0, "idle")
-    assert_no_fault(alive)
+    await gateways.until_idle()
 
 
+@pytest.mark.long
 async def test_process_that_is_killed_ends_its_streams_in_the_other_by_name(
     worker: Worker, tmp_path: Path
 ) -> None:
@@ -333,6 +348,7 @@ async def is_served(*ports: int) -> bool:
     return told(source.messages).is_done if source.messages[0].last_event_id == "1" else False
 
 
+@pytest.mark.long
 async def test_store_that_hangs_fails_streams_by_name(breakable: Shared) -> None:
     first, second = breakable.gateways
     stream = await create(first.port, chat("Hung up", ENDLESS))
@@ -351,20 +367,21 @@ async def test_store_that_hangs_fails_streams_by_name(breakable: Shared) -> None
         breakable.valkey.signal(signal.SIGCONT)
 
 
-async def test_store_that_is_away_for_a_moment_loses_nothing(breakable: Shared) -> None:
+async def test_store_that_is_away_for_a_moment_loses_nothing(gateways: Shared) -> None:
     """Shorter than the limit: the tokens wait, and come."""
-    first, second = breakable.gateways
+    first, second = gateways.gateways
     expected = await text_of(first.port, SING)
     stream = await create(first.port, SING)
     readers = await follow([first.port, second.port], stream)
-    breakable.valkey.signal(signal.SIGSTOP)
+    gateways.valkey.signal(signal.SIGSTOP)
     await asyncio.sleep(STORE_LIMIT_S / 4)
-    breakable.valkey.signal(signal.SIGCONT)
+    gateways.valkey.signal(signal.SIGCONT)
     await asyncio.wait_for(asyncio.gather(*(task for _, task in readers)), LIMIT_S)
     assert {told(source.messages).text for source, _ in readers} == {expected}
     assert all(told(source.messages).is_done for source, _ in readers)
 
 
+@pytest.mark.long  # the refusal itself is tested with the routes
 async def test_several_processes_without_a_store_refuse_streams_by_name(
     worker: Worker, tmp_path: Path
 ) -> None:
