@@ -40,6 +40,11 @@ def server(server_of_all: Valkey) -> Valkey:
     return server_of_all
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_appender, "RETRY_PAUSE_S", 0.02)
+
+
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Valkey]:
     """One that may be killed."""

@@ -28,6 +28,12 @@ def server(server_of_all: Valkey) -> Valkey:
     return server_of_all
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_copies, "RETRY_PAUSE_S", 0.02)
+    monkeypatch.setattr(store_follower, "RETRY_PAUSE_S", 0.02)
+
+
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Valkey]:
     with valkey(tmp_path) as server:

@@ -1,4 +1,4 @@
-"""The shared store as requests use it: streams, claims, who reads; and what they get when it does not answer."""
+"""The shared store as requests use it: streams, claims, who reads; and what befalls them when it is away."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import signal
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +19,13 @@ from gateway.stream_meta import PENDING
 from gateway.stream_ports import Store
 from gateway.stream_store import StreamStore
 from pipeline.stream_errors import KeyInProgress, KeyReused, StoreUnavailable
+from tests.components import need
 from tests.gateway.storing import (
     OPTIONS,
     Process,
     id_of,
     processes,
+    same,
     stored,
     stream_key,
     until,
@@ -324,6 +328,56 @@ async def test_password_and_options_of_the_url(tmp_path: Path) -> None:
             assert server.client.dbsize() == 0
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    openssl, folder = need("openssl"), tmp_path_factory.mktemp("tls")
+    paths = folder / "certificate.pem", folder / "key.pem"
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-out", str(paths[0]), "-keyout", str(paths[1])]
+    subprocess.run([openssl, "req", *kind, *names, *files], check=True, capture_output=True, timeout=30)
+    return paths
+
+
+async def copy_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+    writer.close()
+
+
+async def test_connection_may_be_tcp_and_tls(server: Valkey, certificate: tuple[Path, Path]) -> None:
+    path, key = certificate
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(path, key)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        near, far = await asyncio.open_unix_connection(server.socket)
+        await asyncio.gather(copy_bytes(reader, far), copy_bytes(near, writer))
+
+    for scheme, options, tls in (("redis", "", None), ("rediss", f"?ssl_ca_certs={path}", context)):
+        server.client.flushall()
+        tunnel = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=tls)
+        port = tunnel.sockets[0].getsockname()[1]
+        async with processes(f"{scheme}://127.0.0.1:{port}{options}", 2) as (one, two):
+            journal = await one.stream(1)
+            copy = await two.copy(1)
+            for number in range(50):
+                journal.frame(b"%d" % number * 5000)
+                await asyncio.sleep(0)
+            journal.end(b"end")
+            await until(lambda copy=copy: copy.is_over)
+            assert same(copy, journal)
+            assert not one.store._health.num_errors
+        if tls is not None:
+            untrusting = Process(f"rediss://127.0.0.1:{port}").store
+            with pytest.raises(StoreUnavailable) as raised:
+                await untrusting.meta(id_of(1))
+            assert "CERTIFICATE_VERIFY_FAILED" in str(raised.value.__cause__)
+            await untrusting.close()
+        tunnel.close()
 
 
 def test_url_of_something_else_is_refused() -> None:
