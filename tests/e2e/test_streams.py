@@ -321,7 +321,7 @@ async def test_same_idempotency_key_is_the_same_stream(served: Served) -> None:
 
 async def test_raced_idempotency_key_starts_one_generation(served: Served) -> None:
     await served.until_idle()
-    body = chat("A race", ENDLESS)
+    body = chat("A race. " * 4000, ENDLESS)  # it takes a while to prepare
     answers = await asyncio.gather(
         *(post(served.port, body, {"idempotency-key": "raced"}) for _ in range(12))
     )

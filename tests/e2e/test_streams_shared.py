@@ -251,7 +251,7 @@ async def test_nobody_reads_anywhere(site: Site) -> None:
 
 async def test_idempotency_key_is_raced_through_both(site: Site) -> None:
     await site.until_idle()
-    body, headers = chat("A race", ENDLESS), {"idempotency-key": "raced"}
+    body, headers = chat("A race. " * 4000, ENDLESS), {"idempotency-key": "raced"}
     answers = await asyncio.gather(*(post(port, body, headers) for port in (*site.ports,) * 5))
     ids = {document["id"] for head, document in answers if head.status == 201}
     assert {head.status for head, _ in answers} <= {201, 409}
