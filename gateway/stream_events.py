@@ -38,12 +38,13 @@ from gateway.stream_routes import (
 )
 from gateway.streams import Stream, Streams
 from gateway.writers import SSE_HEADERS
-from pipeline.errors import ClientGone, HeadraceError
+from pipeline.errors import ClientGone, Draining, HeadraceError
 from pipeline.stream_errors import BadEventId, StoreUnavailable
 
 EVENTS_ROUTE: Final = f"{STREAM_ROUTE}/events"
 FAILED_ID: Final = "failed"  # the id of an event that ends a reader whatever the stream does
-# No blank line: it would make the client forget its id.
+# The store may be back when the client is, or another process answer it: no event, so that it comes with its
+# own id. No blank line: it would make the client forget that.
 LATER: Final = b"retry: 3000\n"
 COPY_LIMIT_S: Final = 2.0  # for a copy to get where its reader was
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
@@ -74,22 +75,8 @@ class StreamEvents(Endpoint):
         if shown == FAILED_ID:
             exchange.record.ended = COMPLETE
             no_content(exchange)
-            return
-        try:
-            stream, after = await exchange.unless_gone(self._open(exchange, query, shown))
-        except ClientGone:
-            raise
-        except HeadraceError as error:
-            self._failed(exchange, error)
-        except Exception as error:
-            log_fault(error, exchange.record.request_id)
-            self._failed(exchange, error)
         else:
-            if stream.journal.is_over and after == stream.journal.last:
-                exchange.record.ended = COMPLETE
-                no_content(exchange)
-            else:
-                await self._follow(exchange, stream, after)
+            await self._answer(exchange, query, shown)
         await self.flush(exchange)
 
     def look(self, now_s: float) -> None:
@@ -105,6 +92,7 @@ class StreamEvents(Endpoint):
         record, reader = exchange.record, self._readers.pop(exchange, None)
         if reader is not None:
             record.ended, record.detail = reader.ended, reader.detail
+            exchange.on_gone = _ignore  # an exchange waits for the collector, and a journal must not
         self.metrics.requests.labels(EVENTS_ROUTE, str(record.status), record.ended).inc()
         line = {
             "time": round(time.time(), 3),
@@ -124,6 +112,27 @@ class StreamEvents(Endpoint):
         }
         self.request_log.write(line)
 
+    async def _answer(self, exchange: Exchange, query: Mapping[str, str], shown: str) -> None:
+        try:
+            stream, after = await exchange.unless_gone(self._open(exchange, query, shown))
+        except ClientGone:
+            raise
+        except (StoreUnavailable, Draining) as error:
+            self._failed(exchange, error, LATER)
+        except HeadraceError as error:
+            self._failed(exchange, error, RETRY + failed_frame(error))
+        except Exception as error:
+            log_fault(error, exchange.record.request_id)
+            self._failed(exchange, error, RETRY + failed_frame(error))
+        else:
+            if stream.journal.is_over and after == stream.journal.last:
+                exchange.record.ended = COMPLETE
+                no_content(exchange)
+            elif stream.error is not None:
+                self._failed(exchange, stream.error, RETRY + failed_frame(stream.error))
+            else:
+                await self._follow(exchange, stream, after)
+
     async def _open(self, exchange: Exchange, query: Mapping[str, str], shown: str) -> tuple[Stream, int]:
         """The stream, and the number after which its reader goes on. Raises what is wrong."""
         stream = await find_stream(exchange, self._streams, self._keys, query)
@@ -134,7 +143,7 @@ class StreamEvents(Endpoint):
         after = int(shown or 0)
         if stream.is_copy:
             await _filled(stream.journal, after)
-        last = stream.journal.last
+        last = stream.journal.written  # of which other processes may have told more than we have
         if after > last:
             raise BadEventId(f"The event id {after} is none that this stream gave; its last one is {last}.")
         return stream, after
@@ -156,7 +165,7 @@ class StreamEvents(Endpoint):
             if not reader.ended:
                 reader.close("the server has ended the connection")
 
-    def _failed(self, exchange: Exchange, error: Exception) -> None:
+    def _failed(self, exchange: Exchange, error: Exception, body: bytes) -> None:
         record = exchange.record
         record.status = HTTPStatus.OK
         if isinstance(error, HeadraceError):
@@ -164,9 +173,7 @@ class StreamEvents(Endpoint):
         else:
             record.ended = INTERNAL_CODE
         exchange.outlet.start(HTTPStatus.OK, _event_headers(exchange))
-        # A store that is away may be back when the client is: without an event it comes back with its own id.
-        is_final = not isinstance(error, StoreUnavailable)
-        exchange.outlet.end(RETRY + failed_frame(error) if is_final else LATER)
+        exchange.outlet.end(body)
 
 
 class _Filled:
@@ -197,6 +204,10 @@ async def _filled(journal: Journal, after: int) -> None:
         raise StoreUnavailable from None
     finally:
         journal.followers.discard(waiting)
+
+
+def _ignore(reason: str) -> None:
+    pass
 
 
 def _event_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:

@@ -69,8 +69,6 @@ async def find_stream(
     if stream is None:
         raise UnknownStream
     _check_access(exchange, stream.meta, keys, query)
-    if stream.error is not None:
-        raise stream.error
     return stream
 
 

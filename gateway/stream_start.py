@@ -56,7 +56,6 @@ class StreamStart(Endpoint):
 
     async def serve(self, exchange: Exchange) -> None:
         body = await self.flow.read(exchange)
-        self._streams.make_room()
         key, stream_id, digest = _idempotency_key(exchange), token_hex(16), _digest(body)
         held = await self._claim(key, stream_id, digest)
         if held is not None:
@@ -93,6 +92,7 @@ class StreamStart(Endpoint):
         self, exchange: Exchange, body: bytes, stream_id: str, digest: str, key: str | None
     ) -> Stream:
         record, streams = exchange.record, self._streams
+        streams.make_room()
         prompt, ready = await self.flow.prepare(exchange, self._route, body)
         now_s = time.time()
         meta = StreamMeta(

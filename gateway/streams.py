@@ -10,7 +10,7 @@ Not here: what is on the wire (`gateway/stream_routes.py`), and the shared store
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 from backend.fault_log import log_fault
 from gateway.answer import Answer
 from gateway.journal import Journal, JournalLimits
+from gateway.journal_writer import failed_event
 from gateway.stream_meta import StreamMeta
 from gateway.stream_ports import Store
 from gateway.stream_reader import StreamReader
@@ -109,14 +110,11 @@ class Streams:
     def num_bytes(self) -> int:
         return sum(stream.journal.num_bytes for stream in self._streams.values())
 
-    def all_readers(self) -> Iterable[StreamReader]:
-        return [reader for stream in self._streams.values() for reader in stream.readers]
-
     def make_room(self) -> None:
         """Before a new stream. The oldest finished ones make way. Raises `JournalFull`, `NoSharedStore`."""
         if self._is_shared:
             raise NoSharedStore
-        limit = self.limits.max_bytes - RESERVED_BYTES
+        limit = max(0, self.limits.max_bytes - RESERVED_BYTES)
         num_bytes = self._shrink_to(limit)
         if num_bytes > limit:
             raise JournalFull(num_bytes, self.limits.max_bytes)
@@ -138,6 +136,8 @@ class Streams:
                 stream = Stream(meta, Journal(self.limits.journal), True, monotonic())
                 self._streams[stream_id] = stream
                 self.store.follow(meta, stream.journal)
+        if stream is not None and stream.is_copy and not stream.readers:
+            stream.unread_since_s = monotonic()  # or it might be forgotten before its reader is there
         return stream
 
     async def cancel(self, stream: Stream) -> None:
@@ -199,17 +199,30 @@ class Streams:
             self._asking = self.spawn(self._end_abandoned(unread))
             self._asking.add_done_callback(self._asked)
         if self._shrink_to(limits.max_bytes, num_bytes=self.num_bytes) > limits.max_bytes:
-            largest = max(self._streams.values(), key=lambda stream: stream.journal.num_bytes)
-            self._fail(largest, JournalFull(self.num_bytes, limits.max_bytes))
+            self._end_largest()
 
     async def _end_abandoned(self, streams: list[Stream]) -> None:
         """End those that nobody reads, here or elsewhere."""
         elsewhere = await self.store.read_elsewhere([stream.meta.id for stream in streams])
         for stream in streams:
+            if stream.readers:
+                continue
             if stream.meta.id in elsewhere:
                 stream.unread_since_s = monotonic() - self.limits.grace_s + ELSEWHERE_S
-            elif not stream.readers:
+            else:
                 self._fail(stream, StreamAbandoned(self.limits.grace_s))
+
+    def _end_largest(self) -> None:
+        """No finished stream is left to make way. A copy ends here alone: elsewhere its stream goes on."""
+        largest = max(self._streams.values(), key=lambda stream: stream.journal.num_bytes)
+        error = JournalFull(self.num_bytes, self.limits.max_bytes)
+        self._fail(largest, error)
+        if largest.is_copy:
+            self._forget(largest)
+            for reader in tuple(largest.readers):
+                reader.fail(error)
+            if not largest.journal.has_end:
+                largest.journal.end(failed_event(error))  # for who has found it and is not a reader yet
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None

@@ -1,4 +1,4 @@
-"""The generation routes over an engine that is driven by hand, with a small real model's text side."""
+"""The routes that generate over an engine that is driven by hand, with a small real model's text side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.answer import AnswerLimits
 from gateway.audit import Audit
 from gateway.edge import GenerationEndpoint
 from gateway.encoders import Encoders
-from gateway.flow import BodyLimits, Flow, generation_routes
+from gateway.flow import BodyLimits, Flow, generation_routes, stream_route
 from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -22,8 +22,11 @@ from gateway.needs import NeedServer
 from gateway.next_turns import NextTurns
 from gateway.openai_schema import RequestLimits
 from gateway.outlet import ReaderLimits
+from gateway.own_store import OwnStore
 from gateway.request_log import RequestLog
 from gateway.rules_version import RuleOptions, compile_rules
+from gateway.stream_edge import StreamEdge
+from gateway.streams import StreamLimits, Streams
 from gateway.way_out import OutputOptions, WayOut
 from pipeline.inbound import InboundOptions
 from pipeline.token_buffer import BufferPool
@@ -46,7 +49,7 @@ class _Rules:
 
 
 class Service:
-    """Everything behind the generation routes but workers and sockets."""
+    """Everything behind the routes that generate but workers and sockets."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Service:
         reader: ReaderLimits | None = None,
         remember_answers: bool = True,
         options: OutputOptions | None = None,
+        streams: Streams | None = None,
     ) -> None:
         self._log = io.StringIO()
         self._request_log = RequestLog(self._log)
@@ -70,7 +74,7 @@ class Service:
         self.flow = Flow(
             engine=self.engine,
             models=self.models,
-            keys=ApiKeys(keys),
+            keys=(api_keys := ApiKeys(keys)),
             rules=_Rules(RuleSet(tuple(rules))),  # type: ignore[arg-type]
             needs=needs,
             next_turns=self.next_turns,
@@ -80,15 +84,26 @@ class Service:
             audit=Audit(self.metrics, self._request_log),
             way_out=WayOut(options or OutputOptions()),
         )
+        reader = reader or ReaderLimits(1 << 16)
         self._endpoints = {
-            path: GenerationEndpoint(
-                self.flow, route, self.metrics, self._request_log, reader or ReaderLimits(1 << 16)
-            )
+            path: GenerationEndpoint(self.flow, route, self.metrics, self._request_log, reader)
             for path, route in generation_routes(RequestLimits()).items()
         }
+        self.streams = streams or Streams(StreamLimits(), OwnStore())
+        self.stream_edge = StreamEdge(
+            self.flow,
+            stream_route(RequestLimits()),
+            self.streams,
+            api_keys,
+            self.metrics,
+            self._request_log,
+            reader,
+        )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._endpoints[scope["path"]](scope, receive, send)
+        endpoint = self._endpoints.get(scope["path"]) or self.stream_edge.endpoint(scope)
+        assert endpoint is not None, scope["path"]
+        await endpoint(scope, receive, send)
 
     @property
     def lines(self) -> list[Any]:
@@ -99,6 +114,11 @@ class Service:
     def audit_lines(self) -> list[Any]:
         """What rules have found."""
         return [line for line in self._all_lines() if line.get("event") == "rule_hit"]
+
+    @property
+    def reader_lines(self) -> list[Any]:
+        """Readers of streams."""
+        return [line for line in self._all_lines() if line.get("event") == "stream_reader"]
 
     def _all_lines(self) -> list[Any]:
         return [json.loads(line) for line in self.log.splitlines()]
@@ -119,8 +139,10 @@ async def service(loaded: bool = True, **options: Any) -> AsyncIterator[Service]
     try:
         if loaded:
             await made.models.load(INFO, model_files())
+        await made.streams.start()
         yield made
     finally:
+        await made.streams.close()
         await made.next_turns.stop()
         made.encoders.close()
 
