@@ -10,6 +10,9 @@ of their stream. `together_share`: frames that a client found in one read with a
 
 Disconnects: from the client's close to the abort in the worker's engine; before the first token (a long
 prefill) and in mid-stream; over HTTP/2 by a reset of the stream and by a close of the connection.
+
+Verdict: nginx adds 0.2 ms (plain HTTP/1.1), 0.4 (TLS) or 0.5 (HTTP/2) to a token's 0.55 ms, holds none, and a
+disconnect reaches the engine in 1 ms, with it or without. The loser is HTTP/2, by what its framing costs.
 """
 
 from __future__ import annotations

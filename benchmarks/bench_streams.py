@@ -8,6 +8,9 @@ journal's share smaller.
 
 A second worker fills journals as quick as the gateway takes them: what an event takes in memory and in the
 store, and how fast a reader that comes back gets 2,000 of them.
+
+Verdict: the journal costs 1.15 of plain SSE in memory, and 1.2 to 1.4 with the store, whose own CPU time is a
+fifth of plain SSE on top. The loser is a reader at another process: the three together take twice plain SSE.
 """
 
 from __future__ import annotations
