@@ -103,7 +103,7 @@ class CopyCare:
         """Runs until it is cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TEND_S):
+                async with asyncio.timeout(min(TEND_S, self._grace_s / 4)):
                     await self._wake.wait()
             self._wake.clear()
             try:
@@ -118,7 +118,7 @@ class CopyCare:
     async def _tell(self) -> None:
         """Show what is read here, and ring."""
         now_s, shown, rings = self._clock(), self._to_show, self._must_ring
-        is_all = now_s - self._shown_s >= self._grace_s / 3
+        is_all = now_s - self._shown_s >= self._grace_s / 4
         if is_all:
             shown = shown | {copy.stream_id for copy in self.copies.values()}
         grace_ms = max(1, round(self._grace_s * 1000))

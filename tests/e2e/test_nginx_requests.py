@@ -182,7 +182,7 @@ async def test_gateway_down_leaves_an_eventsource_its_next_try(client: Wire) -> 
     assert head.status == 200
     assert head["content-type"] == "text/event-stream"
     assert head["cache-control"] == "no-cache"
-    assert await client.body() == b": the gateway cannot be reached\nretry: 1000\n\n"
+    assert await client.body() == b": the gateway cannot be reached\nretry: 1000\n"
 
 
 async def test_errors_of_the_gateway_pass_unchanged(client: Wire, upstream: Upstream) -> None:
