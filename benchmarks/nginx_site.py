@@ -67,8 +67,8 @@ def write_site(folder: Path, port: int, tls_port: int, upstreams: Sequence[str])
     site = CONF.read_text(encoding="utf-8")
     servers = "\n    ".join(f"server {upstream};" for upstream in upstreams)
     for old, new in {
-        "listen 443 ssl;": f"listen 127.0.0.1:{tls_port} ssl;",
-        "listen 127.0.0.1:8080;": f"listen 127.0.0.1:{port};",
+        "listen 443 ssl sndbuf=128k;": f"listen 127.0.0.1:{tls_port} ssl sndbuf=128k;",
+        "listen 127.0.0.1:8080 sndbuf=128k;": f"listen 127.0.0.1:{port} sndbuf=128k;",
         "server 127.0.0.1:8000;": servers,
         "/etc/nginx/headrace.crt": f"{folder}/headrace.crt",
         "/etc/nginx/headrace.key": f"{folder}/headrace.key",

@@ -105,8 +105,8 @@ def write_site(
     text = replaced(
         text if text is not None else site(),
         {
-            "listen 443 ssl;": f"listen 127.0.0.1:{tls_port} ssl;",
-            "listen 127.0.0.1:8080;": f"listen 127.0.0.1:{port};",
+            "listen 443 ssl sndbuf=128k;": f"listen 127.0.0.1:{tls_port} ssl sndbuf=128k;",
+            "listen 127.0.0.1:8080 sndbuf=128k;": f"listen 127.0.0.1:{port} sndbuf=128k;",
             "/etc/nginx/headrace.crt": f"{folder}/headrace.crt",
             "/etc/nginx/headrace.key": f"{folder}/headrace.key",
             "/var/log/nginx/headrace.log": f"{folder}/access.log",

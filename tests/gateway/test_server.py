@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.http_client import open_connection
-from gateway.listen import ListenError, bind, close, reserve, url
+from gateway.listen import MAX_UNSENT_BYTES, ListenError, bind, close, reserve, url
 from gateway.settings import Http
 from tests.gateway.programs import Program, running, wait_until
 from tests.gateway.test_supervisor import ask, stream_of
@@ -186,3 +186,14 @@ def test_accepted_connections_do_not_wait_for_small_frames(tmp_path: Path) -> No
     sockets = bind(Http(port=0))
     assert sockets[0].proto == socket.IPPROTO_TCP
     close(sockets)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such bound")
+def test_accepted_connections_take_little_ahead_of_a_client_that_does_not_read() -> None:
+    (listening,) = bind(Http(port=0))
+    listening.listen()
+    with listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            bound = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+    assert bound == MAX_UNSENT_BYTES
