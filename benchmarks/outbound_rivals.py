@@ -6,8 +6,8 @@ of every keyword as a word of its own, so that the matches at the end of the tex
 reads that again from the root with each token, because an iterator must not be fed (its `set()` corrupts the
 heap). Both take rules that mask, under the default folding, and texts of which each character folds to one.
 
-They are `filters.text_filter.TextFilter`s as far as a benchmark needs that. Folding is remembered by token: 0.05
-us instead of 0.3. Not here: what they cost.
+They are `filters.text_filter.TextFilter`s as far as a benchmark needs that. Folding is remembered by token:
+0.05 us instead of 0.3. Not here: what they cost.
 """
 
 from __future__ import annotations
