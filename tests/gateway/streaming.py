@@ -28,19 +28,14 @@ class Started:
 
     def __init__(self, service: Service, client: Client, first_call: int) -> None:
         self.client = client
+        self.engines = service.engine.streams[first_call:]  # its choices in the engine
         self._service = service
-        self._first_call = first_call
         self.id: str = client.json["id"]
         self.token: str = client.json["token"]
 
     @property
     def engine(self) -> answering.Stream:
-        """Its first choice in the engine."""
         return self.engines[0]
-
-    @property
-    def engines(self) -> list[answering.Stream]:
-        return self._service.engine.streams[self._first_call :]
 
     @property
     def kept(self) -> Kept:

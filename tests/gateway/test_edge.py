@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from gateway.exchange import ABORT_EXTENSION
+from gateway.edge import Endpoint
+from gateway.exchange import ABORT_EXTENSION, Exchange
 from gateway.outlet import ReaderLimits
-from pipeline.errors import Draining, EngineRejected
+from gateway.record import RequestRecord
+from pipeline.errors import Draining, EngineRejected, HeadraceError, NoWorker
 from tests.gateway.answering import until
 from tests.gateway.asgi import Request
-from tests.gateway.serving import CHAT, RAW, chat, raw, service
+from tests.gateway.serving import CHAT, RAW, Service, chat, raw, service
 
 MARKER = "xylophone"
 FIELDS = {
@@ -154,3 +156,59 @@ async def test_a_body_that_does_not_end_is_refused_when_the_server_cuts() -> Non
         await asyncio.wait_for(task, 5)
         assert (request.client.status, request.client.json["error"]["code"]) == (503, "draining")
         assert not made.flow.in_progress
+
+
+class Answering(Endpoint):
+    """A route of a kind of its own: what it does is the test's."""
+
+    def __init__(self, made: Service, error: BaseException | None = None) -> None:
+        super().__init__(made.flow, made.metrics, made._request_log, ReaderLimits(1 << 16))
+        self.error = error
+        self.ended: list[RequestRecord] = []
+        self.was_in_progress = False
+
+    async def serve(self, exchange: Exchange) -> None:
+        self.was_in_progress = exchange in self.flow.in_progress
+        if self.error is not None:
+            raise self.error
+        exchange.outlet.start(204, [])
+        exchange.outlet.end()
+
+    def over(self, exchange: Exchange) -> None:
+        assert exchange not in self.flow.in_progress
+        self.ended.append(exchange.record)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, 204), (NoWorker("none"), 503), (HeadraceError("ours"), 500), (KeyError(MARKER), 500)],
+    ids=repr,
+)
+async def test_a_kind_of_route_says_what_it_serves_and_remembers(
+    error: Exception | None, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with service() as made:
+        endpoint = Answering(made, error)
+        client = await Request("/x").run(endpoint)
+        assert client.status == status
+        assert endpoint.was_in_progress
+        assert len(endpoint.ended) == 1
+        assert made.lines == []  # that is the kind's affair
+        assert MARKER not in client.body.decode() + caplog.text
+        assert ("unexpected" in caplog.text) == isinstance(error, KeyError)
+
+
+async def test_a_request_that_the_server_cancels_is_over_as_any_other() -> None:
+    async with service() as made:
+        endpoint = Answering(made, asyncio.CancelledError())
+        with pytest.raises(asyncio.CancelledError):
+            await Request("/x").run(endpoint)
+        assert len(endpoint.ended) == 1
+
+
+async def test_a_route_that_serves_nothing_is_a_fault() -> None:
+    async with service() as made:
+        endpoint = Endpoint(made.flow, made.metrics, made._request_log, ReaderLimits(1 << 16))
+        client = await Request("/x").run(endpoint)
+        assert client.status == 500
+        assert made.lines[0]["route"] == "/x"

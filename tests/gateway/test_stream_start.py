@@ -216,7 +216,10 @@ async def test_a_client_that_does_not_read_its_201_is_cut_and_its_stream_goes_on
         ({}, chat(f"敏感词 {MARKER}"), 400, "messages"),
         ({}, chat(MARKER, tools=[]), 400, "tools"),
     ],
-    ids=lambda value: None,
+    ids=[
+        *("type", "syntax", "empty", "value", "size", "model", "character", "context"),
+        *("no messages", "no chat", "blocked", "no tools"),
+    ],
 )
 async def test_what_is_wrong_with_a_prompt_is_a_plain_error(
     headers: dict[str, str], body: bytes, status: int, param: str | None
@@ -283,8 +286,8 @@ async def test_without_memory_for_one_more_none_is_started() -> None:
         assert client.headers["retry-after"] == "1"
         assert len(made.engine.streams) == made.streams.num_live == 2
         await first.ends()
-        third = await start(made, chat(MARKER), idempotency_key="k")  # a finished one leaves room
-        assert first.id in made.streams._streams
+        third = await start(made, chat(MARKER), idempotency_key="k")
+        assert first.id not in made.streams._streams  # a finished one makes way
         assert third.id in made.streams._streams
 
 

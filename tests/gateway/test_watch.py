@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -173,3 +174,45 @@ async def test_gauges_that_fail_do_not_stop_the_clock(
         task.cancel()
         await asyncio.wait([task])
     assert "OSError" in caplog.text
+
+
+async def test_the_clock_looks_at_other_things_too_and_a_fault_in_one_stops_none(
+    requests: OpenRequests, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "PERIOD_S", 0.0)
+    monkeypatch.setattr(watch, "monotonic", lambda: 12.5)
+    message = "-".join(["a", "text"])  # so that no line of a traceback has it
+    seen: list[tuple[str, float]] = []
+
+    def broken(now_s: float) -> None:
+        seen.append(("broken", now_s))
+        raise KeyError(message)
+
+    monkeypatch.setattr(requests, "look", lambda now_s: seen.append(("requests", now_s)))
+    published = asyncio.Event()
+    with caplog.at_level(logging.ERROR):
+        looks = (broken, lambda now_s: seen.append(("last", now_s)))
+        task = asyncio.create_task(requests.watch(published.set, looks))  # type: ignore[arg-type]
+        await asyncio.wait_for(published.wait(), 5)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+    round_ = [("requests", 12.5), ("broken", 12.5), ("last", 12.5)]
+    assert seen[:30] == round_ * watch.FLUSH_PERIODS
+    assert caplog.text.count("unexpected KeyError") >= watch.FLUSH_PERIODS
+    assert message not in caplog.text
+
+
+async def test_a_look_that_is_added_later_is_taken_too(
+    requests: OpenRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the app adds that of its readers."""
+    monkeypatch.setattr(watch, "PERIOD_S", 0.0)
+    looked = asyncio.Event()
+    looks: list[Callable[[float], None]] = []
+    task = asyncio.create_task(requests.watch(lambda: None, looks))
+    await turns()
+    looks.append(lambda now_s: looked.set())
+    await asyncio.wait_for(looked.wait(), 5)
+    task.cancel()
+    await asyncio.wait([task])
