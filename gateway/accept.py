@@ -25,11 +25,15 @@ _FORMS: Final[Mapping[str, Form]] = {
 }
 
 
-def stream_form(headers: Mapping[bytes, bytes], request: ChatRequest | CompletionRequest) -> Form:
+def stream_form(
+    headers: Mapping[bytes, bytes], request: ChatRequest | CompletionRequest, http_version: str = "1.1"
+) -> Form:
     """The form of this request's stream. Raises `InvalidRequest` for what that form cannot carry."""
     form = accepted_form(headers.get(b"accept", b""))
     if form == "text":
         _check_plain_text(request)
+        if http_version == "1.0":
+            raise _no_end()
     return form
 
 
@@ -73,6 +77,16 @@ def _check_plain_text(request: ChatRequest | CompletionRequest) -> None:
         raise _not_in_text("logprobs", "log probabilities")
     if delivery.include_usage or delivery.include_timings:
         raise _not_in_text("stream_options", "token counts or timings")
+
+
+def _no_end() -> InvalidRequest:
+    """Proxies that were not told otherwise speak HTTP/1.0 to us, and would pass a cut text on as a whole one."""
+    return InvalidRequest(
+        "'Accept: text/plain' cannot be used over HTTP/1.0: a body ends there with its connection, so that an "
+        "answer that was cut off would look whole. Use HTTP/1.1 (nginx: proxy_http_version 1.1), or accept "
+        "application/x-ndjson or text/event-stream instead.",
+        "accept",
+    )
 
 
 def _not_in_text(param: str, what: str) -> InvalidRequest:

@@ -55,6 +55,8 @@ class Cors:
         origins = [origin.encode() for origin in split_entries(access.allowed_origins)]
         self._by_origin = {origin: _response_headers(origin, access.allow_credentials) for origin in origins}
         self._of_any = self._by_origin.get(ANY.encode())
+        # Or a cache, a browser's too, would give what it was sent without an origin to a page that has one.
+        self._of_none = (_VARY,) if self._of_any is None else ()
         methods = split_entries(access.allowed_methods)
         headers = [ALWAYS_ALLOWED_HEADER, *split_entries(access.allowed_headers)]
         self._credentials = _credentials(access.allow_credentials)
@@ -66,10 +68,11 @@ class Cors:
     async def answered(self, scope: Scope, send: Send) -> bool:
         """Whether the request was a preflight, which is now answered.
 
-        Any other request of another origin gets `RESPONSE_HEADERS` into its scope.
+        Any other request gets `RESPONSE_HEADERS` into its scope.
         """
         origin = next((value for name, value in scope["headers"] if name == _ORIGIN), None)
         if origin is None:
+            scope[RESPONSE_HEADERS] = self._of_none
             return False
         asked = dict(scope["headers"]) if scope["method"] == "OPTIONS" else {}
         if _REQUEST_METHOD not in asked:

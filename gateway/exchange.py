@@ -36,6 +36,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.path: str = scope["path"]
         self.query_string: bytes = scope.get("query_string", b"")
+        self.http_version: str = scope.get("http_version", "1.1")
         self.record = RequestRecord(request_id=self._request_id(), route=scope["path"], started_s=monotonic())
         self.record.client = scope.get(LOGGED_CLIENT)
         self.outlet = Outlet(send, max_buffered_bytes, self._on_gone, scope.get(RESPONSE_HEADERS, ()))

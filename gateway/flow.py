@@ -183,7 +183,8 @@ class Flow:
         texts = prompt.model.text.vocabulary
         if not delivery.stream:
             return JsonWriter(outlet, shape, texts, record, num_choices)
-        form, keeps_text = stream_form(exchange.headers, prompt.request), self.keeps_text(prompt)
+        form = stream_form(exchange.headers, prompt.request, exchange.http_version)
+        keeps_text = self.keeps_text(prompt)
         if form == "text":
             return PlainTextWriter(outlet, record, exchange.close, keeps_text)
         framing = NDJSON if form == "ndjson" else SSE

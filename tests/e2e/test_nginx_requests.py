@@ -138,6 +138,20 @@ async def test_line_over_the_gateways_limit_is_431_as_json(
     assert upstream.requests.empty()
 
 
+@pytest.mark.parametrize("line", [b"TRACE /v1/models HTTP/1.1", b"GET /v1/models HTTP/9.9"])
+async def test_what_nginx_does_not_speak_is_refused_as_json(nginx: Nginx, line: bytes) -> None:
+    async with connect(nginx.port) as client:
+        await client.send(line + b"\r\nhost: localhost\r\n\r\n")
+        head = await client.head()
+        assert (await error_of(client, head, 505 if line.endswith(b"9.9") else 405))["code"]
+
+
+async def test_plain_http_on_the_port_for_https_is_400_as_json(nginx: Nginx) -> None:
+    async with connect(nginx.tls_port) as client:
+        head = await client.request("GET", "/v1/models")
+        assert (await error_of(client, head, 400))["type"] == "invalid_request_error"
+
+
 @pytest.mark.parametrize("head", [b"GET /v1/models HTTP/1.1", b"nonsense", b"GET no-path HTTP/1.1"])
 async def test_malformed_request_is_400_as_json(nginx: Nginx, upstream: Upstream, head: bytes) -> None:
     """The first lacks a host."""
@@ -183,6 +197,26 @@ async def test_gateway_down_leaves_an_eventsource_its_next_try(client: Wire) -> 
     assert head["content-type"] == "text/event-stream"
     assert head["cache-control"] == "no-cache"
     assert await client.body() == b": the gateway cannot be reached\nretry: 1000\n"
+
+
+async def test_gateway_down_leaves_an_eventsource_with_credentials_its_next_try(client: Wire) -> None:
+    """`*` does not count for it: the browser would close it for good."""
+    head = await client.request("GET", f"{EVENTS}?token=t", headers={"origin": "https://app.example.com"})
+    assert head["access-control-allow-origin"] == "https://app.example.com"
+    assert head["access-control-allow-credentials"] == "true"
+    await client.body()
+
+
+async def test_client_of_http_1_0_gets_no_text_whose_cut_it_could_not_see(
+    nginx: Nginx, upstream: Upstream
+) -> None:
+    for version, passed in ((b"1.0", False), (b"1.1", True)):
+        async with connect(nginx.port) as client:
+            fields = b"host: localhost\r\naccept: text/plain"
+            await client.send(b"GET /v1/models HTTP/%s\r\n%s\r\n\r\n" % (version, fields))
+            request = await upstream.next()
+            assert (b"accept: text/plain" in request.head.lower()) == passed
+            request.writer.close()
 
 
 async def test_errors_of_the_gateway_pass_unchanged(client: Wire, upstream: Upstream) -> None:

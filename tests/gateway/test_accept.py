@@ -150,5 +150,14 @@ def test_what_asks_for_nothing_more_than_text_gets_it(fields: dict[str, Any]) ->
     assert stream_form(TEXT, parse_chat(chat(stream=True, **fields))) == "text"
 
 
+def test_plain_text_is_refused_over_http_1_0_where_a_cut_answer_looks_whole() -> None:
+    request = parse_chat(chat(stream=True))
+    with pytest.raises(InvalidRequest, match=r"HTTP/1\.0") as refused:
+        stream_form(TEXT, request, "1.0")
+    assert refused.value.param == "accept"
+    assert stream_form(NDJSON, request, "1.0") == "ndjson"
+    assert stream_form({}, request, "1.0") == "sse"
+
+
 def test_one_prompt_in_a_list_is_one_choice() -> None:
     assert stream_form(TEXT, parse_completion(completion(stream=True, prompt=["a"]))) == "text"
