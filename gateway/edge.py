@@ -1,4 +1,4 @@
-"""The ASGI endpoints of the routes that generate: what surrounds a request whatever its kind.
+"""ASGI endpoints of the routes that generate and of resumable streams: what surrounds each request.
 
 Errors before the first byte become HTTP errors, an unexpected one a 500 without details; each request
 leaves one log line and is counted once.
@@ -52,7 +52,7 @@ class Endpoint:
             self.over(exchange)
 
     def remember(self, record: RequestRecord) -> None:
-        """A generation is over: one line in the request log, and counted once."""
+        """A request or a stream's answer is over: one line in the request log, and counted once."""
         now_s = time.monotonic()
         record.count(self.metrics, now_s)
         self.request_log.write(record.log_fields(now_s, time.time()))

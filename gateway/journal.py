@@ -2,7 +2,7 @@
 
 A number is what EventSource sends back as `Last-Event-ID`. No reader may hold one that the journal lacks, so
 an event is first written and only then published; where a shared store keeps the journal, it is published
-once the store has it (`gateway/stream_store.py`). Readers are in `gateway/stream_reader.py`.
+once the store has it (`gateway/store_appender.py`). Readers are in `gateway/stream_reader.py`.
 
 Only the text differs from token to token. So an entry is not the frame of 250 bytes that leaves, but the text
 and the number of the template that it goes into: 40 bytes a token, here and in the store.

@@ -6,7 +6,7 @@
     ended        the last event was sent; or what comes next is no longer kept, or this reader alone has
                  failed: then an event without a number says why
 
-Not here: who may read, and the response's head (`gateway/stream_routes.py`).
+Not here: who may read (`gateway/stream_routes.py`), and the response's head (`gateway/stream_events.py`).
 """
 
 from __future__ import annotations
