@@ -59,14 +59,9 @@ class StoreHealth:
 def connections(url: str) -> ConnectionPool:
     """Makes connections to a store. Raises `ValueError` for a URL that is none."""
     pool = ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0), protocol=2)
-    # Over what the URL asks for: our limits are per command, and we read bytes.
-    pool.connection_kwargs.update(
-        socket_timeout=None,
-        socket_connect_timeout=_CONNECT_LIMIT_S,
-        decode_responses=False,
-        health_check_interval=0,
-        protocol=2,
-    )
+    # Over what the URL may ask for. With a socket timeout redis-py sends through `asyncio.wait_for`, which
+    # swallows a cancel in Python 3.11: our tasks would not end.
+    pool.connection_kwargs.update(socket_timeout=None, socket_connect_timeout=_CONNECT_LIMIT_S, protocol=2)
     return pool
 
 

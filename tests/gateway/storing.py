@@ -28,12 +28,16 @@ class Owner:
         self.journals: dict[str, Journal] = {}
         self.broken_ones: list[tuple[str, HeadraceError]] = []
         self.cancelled: list[str] = []
+        self.forgotten: list[str] = []
 
     def broken(self, stream_id: str, error: HeadraceError) -> None:
         self.broken_ones.append((stream_id, error))
         journal = self.journals.get(stream_id)
         if journal is not None and not journal.has_end:
             journal.end(b"event: failed\ndata: {}\n\n")
+
+    def forget_asked(self, stream_id: str) -> None:
+        self.forgotten.append(stream_id)
 
     def cancel_asked(self, stream_id: str) -> None:
         self.cancelled.append(stream_id)

@@ -172,6 +172,17 @@ async def test_much_at_once_is_several_commands(server: Valkey, monkeypatch: pyt
         assert all(map(same, copies, journals))
 
 
+async def test_many_streams_are_several_commands(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_appender, "MAX_EVENTS", 7)
+    async with processes(server.url, 1) as (process,):
+        journals = [await process.stream(number) for number in range(20)]
+        for turn in range(1, 4):
+            for journal in journals:
+                journal.frame(b"1")
+            await stored(*journals)
+            assert num_calls(server, "evalsha") == 3 * turn
+
+
 async def test_end_is_marked_and_shortens_the_life_of_the_stream(server: Valkey) -> None:
     async with processes(server.url, 1) as (process,):
         journal = await process.stream(1)
@@ -217,6 +228,7 @@ async def test_store_that_hangs_for_a_while_loses_nothing(
         await until(lambda: all(copy.is_over for copy in copies))
         assert all(map(same, copies, journals))
         assert not one.owner.broken_ones
+        assert one.store._appender._failing_since_s is None  # the next time it fails counts anew
 
 
 async def test_reply_that_is_lost_makes_no_event_twice(
@@ -267,14 +279,19 @@ async def test_store_that_comes_back_empty_breaks_its_streams(own_server: Valkey
         own_server.start()
         for journal in journals[:2]:
             journal.frame(b"2")
-        await until(lambda: len(process.owner.broken_ones) == 2)
-        assert_broken(process, 0, 1)
+        process.owner.journals.pop(id_of(2))  # as if its answer was just being started
+        journals[2].frame(b"2")
+        await until(lambda: len(process.owner.broken_ones) == 3)
+        journals[2].end(b"3")
+        assert journals[2].is_over
+        process.owner.journals[id_of(2)] = journals[2]
+        assert_broken(process, 0, 1, 2)
         new = await process.stream(7)
         new.frame(b"1")
         await stored(new)
         assert last_stored(own_server, 7) == 1
         assert own_server.client.exists(stream_key(0), stream_key(1)) == 0
-        assert not process.store._appender._loose
+        await until(lambda: not process.store._appender._loose)
 
 
 async def test_store_that_stays_away_breaks_what_waits_for_it(
@@ -286,8 +303,10 @@ async def test_store_that_stays_away_breaks_what_waits_for_it(
         copy = await two.copy(0)
         own_server.signal(signal.SIGSTOP)
         journals[0].frame(b"1")
-        journals[1].frame(b"1")
+        journals[1].end(b"1")
         await until(lambda: len(one.owner.broken_ones) == 2)
+        num_errors = one.store._health.num_errors
+        await until(lambda: one.store._health.num_errors > num_errors + 2)
         assert_broken(one, 0, 1)
         assert journals[2].written == 0
         own_server.signal(signal.SIGCONT)

@@ -51,7 +51,7 @@ def code_of(copy: Journal) -> bytes:
     """The code of the error that has ended it."""
     assert copy.is_over
     (entry,) = copy.entries(copy.last - 1)
-    assert entry.startswith(b"\0event: failed\ndata: ")
+    assert entry.startswith((b"\0event: failed\ndata: ", b"\0id: failed\nevent: failed\ndata: "))
     assert entry.endswith(b"\n\n")
     return entry.partition(b'"code":"')[2].partition(b'"')[0]
 
@@ -233,6 +233,7 @@ async def test_store_that_stays_away_ends_all_copies(
         own_server.kill()
         await until(lambda: copy.is_over)
         assert code_of(copy) == b"store_unavailable"
+        assert not one.store._follower._copies
         own_server.start()
         await owner.stream(2)
         other = await one.copy(2)
@@ -243,12 +244,8 @@ async def test_store_that_stays_away_ends_all_copies(
 async def test_store_that_hangs_for_a_while_ends_no_copy(
     own_server: Valkey, monkeypatch: pytest.MonkeyPatch, quick: None
 ) -> None:
-    """Not even if leases have run out in the meantime: nobody could renew them."""
     monkeypatch.setattr(store_follower, "COMMAND_LIMIT_S", 0.05)
     monkeypatch.setattr(store_follower, "BLOCK_S", 0.05)
-    monkeypatch.setattr("gateway.stream_store.LEASE_S", 0.2)
-    monkeypatch.setattr("gateway.stream_store.LEASE_RENEWAL_S", 0.05)
-    monkeypatch.setattr("gateway.stream_store.LEASE_RETRY_S", 0.01)
     async with processes(own_server.url, 2) as (owner, one):
         journal = await owner.stream(1)
         copy = await one.copy(1)
@@ -258,9 +255,25 @@ async def test_store_that_hangs_for_a_while_ends_no_copy(
         num_errors = one.store._health.num_errors
         await until(lambda: one.store._health.num_errors > num_errors + 1)
         own_server.signal(signal.SIGCONT)
+        await until(lambda: one.store.is_up)
         journal.frame(b"2")
         await until(lambda: copy.last == 2)
         assert not copy.is_over
+
+
+async def test_silence_begins_anew_when_the_store_is_back(
+    own_server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with processes(own_server.url, 2) as (owner, one):
+        await owner.stream(1)
+        await one.copy(1)
+        own_server.kill()
+        await until(lambda: one.store._follower._down_since_s is not None)
+        (known,) = one.store._follower._copies.values()
+        known.is_orphan, known.heard_s = True, float("inf")
+        own_server.start()
+        await until(lambda: not known.is_orphan)
+        assert known.heard_s < float("inf")
 
 
 async def test_other_processes_can_ask_for_an_end(server: Valkey) -> None:
