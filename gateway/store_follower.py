@@ -88,6 +88,9 @@ class StoreFollower:
 
     async def _read(self) -> bool:
         """One read; whether there is surely more."""
+        if self._down_since_s is not None:
+            await self._reading.open(COMMAND_LIMIT_S)
+            self._begin_anew()
         asked, max_events = self._copies.copy(), self._max_events()
         packed = self._packed_read(max_events)
         self._is_waiting = True
@@ -95,7 +98,7 @@ class StoreFollower:
             reply = await self._reading.send(packed, BLOCK_S + COMMAND_LIMIT_S)
         finally:
             self._is_waiting = False
-        self._answered()
+        self._down_since_s = None
         is_full = False
         for key, entries in reply or ():
             copy = asked.get(key)
@@ -181,12 +184,10 @@ class StoreFollower:
                 copy.end_here(StoreUnavailable())
             self._copies.clear()
 
-    def _answered(self) -> None:
-        """After the store was away, nobody's silence counts, nor a lease that could not be renewed."""
-        if self._down_since_s is not None:
-            self._down_since_s = None
-            for copy in self._copies.values():
-                copy.heard_s, copy.is_orphan = self._clock(), False
+    def _begin_anew(self) -> None:
+        """While the store was away, nobody's silence counts, nor a lease that could not be renewed."""
+        for copy in self._copies.values():
+            copy.heard_s, copy.is_orphan = self._clock(), False
 
 
 def _put(copy: Copy, entries: Sequence[Entry]) -> int:

@@ -97,9 +97,7 @@ class StreamStore:
         self._appender.finish()
         if self._tasks:
             await asyncio.wait(self._tasks[:1], timeout=CLOSE_LIMIT_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*map(_ended, self._tasks))
         with contextlib.suppress(StoreUnavailable):
             await self._asking.ask([("UNLINK", lease_key(self.owner), inbox_key(self.owner))], CLOSE_LIMIT_S)
         for link in (self._asking, self._appending, self._reading):
@@ -203,6 +201,13 @@ class StreamStore:
         while self._undone:
             await self._ask(self._undone[0])
             self._undone.popleft()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel it until it has ended: a library may swallow a cancel."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CLOSE_LIMIT_S)
 
 
 def _claim(state: str, stream_id: str, body_digest: str) -> bytes:
