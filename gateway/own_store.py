@@ -62,7 +62,7 @@ class OwnStore:
     def unfollow(self, stream_id: str) -> None:
         raise AssertionError("there are no streams of others")
 
-    async def cancel(self, meta: StreamMeta) -> None:
+    async def cancel(self, meta: StreamMeta) -> bool:
         raise AssertionError("there are no streams of others")
 
     async def delete(self, stream_id: str) -> None:

@@ -21,6 +21,7 @@ from gateway.journal import Journal
 from gateway.journal_writer import failed_event
 from gateway.store_link import Command, StoreLink
 from gateway.store_script import AppendCommand, bulk, inbox_key, lease_key, meta_key, reader_key, stream_key
+from gateway.stream_reader import failed_frame
 from pipeline.errors import HeadraceError
 from pipeline.stream_errors import GatewayLost, StoreUnavailable, UnknownStream
 
@@ -32,6 +33,7 @@ INBOX_KEPT_MS: Final = 60_000
 MAX_INBOX: Final = 1024
 BELL: Final = b"bell"
 CANCEL: Final = b"cancel"
+FORGET: Final = b"forget"
 _WHOLE: Final = b"\0"  # as in gateway/journal.py: a whole frame follows
 
 
@@ -53,7 +55,7 @@ class Copy:
         """There will be no more for our readers, whatever the store has."""
         try:
             if not self.journal.has_end:
-                self.journal.end(failed_event(error))
+                self.journal.end(failed_frame(error))  # the store may have another event of this number
             self.journal.publish(self.journal.written)
         except Exception as fault:  # a reader's, and the other copies wait
             log_fault(fault, "none")
@@ -106,14 +108,13 @@ class CopyCare:
                 async with asyncio.timeout(min(TEND_S, self._grace_s / 4)):
                     await self._wake.wait()
             self._wake.clear()
-            try:
-                await self._tell()
-                await self._look()
-            except StoreUnavailable:
-                await asyncio.sleep(RETRY_PAUSE_S)
-            except Exception as error:
-                log_fault(error, "none")
-                await asyncio.sleep(RETRY_PAUSE_S)
+            for work in (self._tell, self._look):  # a store without memory refuses the first alone
+                try:
+                    await work()
+                except Exception as error:
+                    if not isinstance(error, StoreUnavailable):
+                        log_fault(error, "none")
+                    await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _tell(self) -> None:
         """Show what is read here, and ring."""
@@ -156,9 +157,18 @@ class CopyCare:
             elif has_lease:
                 copy.is_orphan = False
             elif copy.is_orphan:  # twice in a row: it was no store that has just come back
-                await self._end_in_store(copy)
+                await self._end(copy)
             else:
                 copy.is_orphan = True
+
+    async def _end(self, copy: Copy) -> None:
+        """If the store does not take it, it may have no memory: ours must not wait until it has."""
+        try:
+            await self._end_in_store(copy)
+        except StoreUnavailable:
+            copy.end_here(GatewayLost())
+            self.copies.pop(copy.key, None)
+            raise
 
     async def _end_in_store(self, copy: Copy) -> None:
         """In the owner's place, after what it has written last. Somebody else may be quicker."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from backend.fault_log import log_fault
 from gateway.journal import Journal
-from gateway.store_copies import CANCEL, COMMAND_LIMIT_S, RETRY_PAUSE_S, Copy, CopyCare
+from gateway.store_copies import CANCEL, COMMAND_LIMIT_S, FORGET, RETRY_PAUSE_S, Copy, CopyCare
 from gateway.store_link import StoreLink
 from gateway.store_script import BORN_ID, END_FIELD, bulk, inbox_key, meta_key, stream_key, templates_of
 from pipeline.stream_errors import StoreUnavailable, UnknownStream
@@ -32,8 +32,8 @@ Entry = tuple[bytes, Sequence[bytes]]  # its id; field and value
 class StoreFollower:
     """`reading` is a connection for it alone, `asking` one that others use, too.
 
-    `cancel_asked(stream)`: another process wants one of ours to end. A store that is away for `limit_s` ends
-    all copies.
+    `cancel_asked(stream)`: another process wants one of ours to end. `forget_asked(stream)`: it has deleted
+    one of ours that had ended. A store that is away for `limit_s` ends all copies.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class StoreFollower:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cancel_asked: Callable[[str], None] = _ignore
+        self.forget_asked: Callable[[str], None] = _ignore
         self._reading = reading
         self._asking = asking
         self._care = care
@@ -169,11 +170,13 @@ class StoreFollower:
     def _take_inbox(self, entries: Sequence[Entry]) -> None:
         for entry_id, (name, value) in entries:
             self._inbox_position = entry_id
-            if name == CANCEL:
-                try:
+            try:
+                if name == CANCEL:
                     self.cancel_asked(value.decode())
-                except Exception as error:
-                    log_fault(error, "none")
+                elif name == FORGET:
+                    self.forget_asked(value.decode())
+            except Exception as error:
+                log_fault(error, "none")
 
     def _failed(self, started_s: float) -> None:
         self._inbox_position = b"0-0"  # that of another server may be of no use; it is read again

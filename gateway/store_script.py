@@ -26,6 +26,7 @@ import msgspec
 PREFIX: Final = "headrace:"
 STREAM_PREFIX: Final = PREFIX + "stream:"
 META_SUFFIX: Final = ":meta"
+INBOX_PREFIX: Final = PREFIX + "inbox:"
 BORN_ID: Final = b"0-1"
 EVENT_FIELD: Final = b"e"
 END_FIELD: Final = b"d"
@@ -144,6 +145,19 @@ if held and string.match(held, '^%a+ (%x+) ') == ARGV[1] then return redis.call(
 return 0
 """
 
+# Keys: a stream's meta, and what else there is of it. Arguments: the process that deletes it, the prefix of
+# inboxes; and for its owner's, if that is another, how much it holds, a name and value, and its ms. The
+# owner has it in memory and would still serve it. A store without memory deletes all the same.
+DELETE: Final = """
+local owner = redis.pcall('HGET', KEYS[1], 'owner')
+redis.call('UNLINK', unpack(KEYS))
+if type(owner) == 'string' and owner ~= ARGV[1] then
+  redis.pcall('XADD', ARGV[2] .. owner, 'MAXLEN', ARGV[3], '*', ARGV[4], ARGV[5])
+  redis.pcall('PEXPIRE', ARGV[2] .. owner, ARGV[6])
+end
+return 0
+"""
+
 
 def stream_key(stream_id: str) -> str:
     return STREAM_PREFIX + stream_id
@@ -167,7 +181,7 @@ def lease_key(owner: str) -> str:
 
 
 def inbox_key(owner: str) -> str:
-    return f"{PREFIX}inbox:{owner}"
+    return INBOX_PREFIX + owner
 
 
 def bulk(value: bytes) -> bytes:

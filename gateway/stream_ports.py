@@ -17,6 +17,9 @@ class StoreEvents(Protocol):
     def cancel_asked(self, stream_id: str) -> None:
         """A client has deleted it through another process."""
 
+    def forget_asked(self, stream_id: str) -> None:
+        """A client has deleted it through another process, after its end: it is no longer in the store."""
+
     def broken(self, stream_id: str, error: HeadraceError) -> None:
         """Its events cannot be kept any more: it must end."""
 
@@ -51,11 +54,11 @@ class Store(Protocol):
 
     def unfollow(self, stream_id: str) -> None: ...
 
-    async def cancel(self, meta: StreamMeta) -> None:
-        """Ask the process that owns the stream to end it."""
+    async def cancel(self, meta: StreamMeta) -> bool | None:
+        """Ask the process that owns the stream to end it. True: it had ended, and is deleted."""
 
     async def delete(self, stream_id: str) -> None:
-        """Nobody knows it any more."""
+        """Nobody knows it any more, its owner included."""
 
     async def read_elsewhere(self, stream_ids: Collection[str]) -> set[str]:
         """Those that are being read through another process, or were within the grace period."""

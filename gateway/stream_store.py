@@ -26,12 +26,23 @@ from backend.fault_log import log_fault
 from gateway.journal import Journal
 from gateway.metrics import Metrics
 from gateway.store_appender import StoreAppender
-from gateway.store_copies import CANCEL, COMMAND_LIMIT_S, CopyCare, message
+from gateway.store_copies import (
+    CANCEL,
+    COMMAND_LIMIT_S,
+    FORGET,
+    INBOX_KEPT_MS,
+    MAX_INBOX,
+    CopyCare,
+    message,
+)
 from gateway.store_follower import StoreFollower
 from gateway.store_link import Command, StoreHealth, StoreLink, connections
 from gateway.store_script import (
     CLAIM,
     CREATE,
+    DELETE,
+    END_FIELD,
+    INBOX_PREFIX,
     META_SUFFIX,
     RELEASE,
     STREAM_PREFIX,
@@ -87,6 +98,7 @@ class StreamStore:
         """`Store.start`. Does not wait for a store that is away."""
         self._appender.broken = events.broken
         self._follower.cancel_asked = events.cancel_asked
+        self._follower.forget_asked = events.forget_asked
         with contextlib.suppress(StoreUnavailable):
             await self._renew_lease()
         works = (self._appender.run, self._follower.run, self._care.run, self._keep_lease)
@@ -150,15 +162,23 @@ class StreamStore:
         """`Store.unfollow`."""
         self._follower.unfollow(stream_id)
 
-    async def cancel(self, meta: StreamMeta) -> None:
-        """`Store.cancel`."""
-        await self._ask(*message(inbox_key(meta.owner), CANCEL, meta.id))
+    async def cancel(self, meta: StreamMeta) -> bool:
+        """`Store.cancel`. What its owner cannot end any more is deleted, too; its readers are then told."""
+        newest, has_owner, *_ = await self._ask(
+            ("XREVRANGE", stream_key(meta.id), "+", "-", "COUNT", 1),
+            ("EXISTS", lease_key(meta.owner)),
+            *message(inbox_key(meta.owner), CANCEL, meta.id),
+        )
+        is_over = bool(newest) and newest[0][1][0] == END_FIELD
+        if is_over or not has_owner:
+            await self.delete(meta.id)
+        return is_over
 
     async def delete(self, stream_id: str) -> None:
         """`Store.delete`. Its claim then stands for nothing, and is free."""
         self._appender.forget(stream_id)
         with self._undo(None, stream_id):
-            await self._ask(_deletion(stream_id))
+            await self._ask(self._deletion(stream_id))
 
     async def read_elsewhere(self, stream_ids: Collection[str]) -> set[str]:
         """`Store.read_elsewhere`."""
@@ -182,8 +202,13 @@ class StreamStore:
         except BaseException:
             if key is not None:
                 self._undone.append(("EVAL", RELEASE, 1, claim_key(key), stream_id))
-            self._undone.append(_deletion(stream_id))
+            self._undone.append(self._deletion(stream_id))
             raise
+
+    def _deletion(self, stream_id: str) -> Command:
+        keys = meta_key(stream_id), stream_key(stream_id), reader_key(stream_id)
+        to_owner = (INBOX_PREFIX, MAX_INBOX, FORGET, stream_id, INBOX_KEPT_MS)
+        return ("EVAL", DELETE, len(keys), *keys, self.owner, *to_owner)
 
     async def _keep_lease(self) -> None:
         while True:
@@ -212,10 +237,6 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 def _claim(state: str, stream_id: str, body_digest: str) -> bytes:
     return f"{state} {stream_id} {body_digest}".encode()
-
-
-def _deletion(stream_id: str) -> Command:
-    return ("UNLINK", stream_key(stream_id), meta_key(stream_id), reader_key(stream_id))
 
 
 def _fields_of(meta: StreamMeta) -> list[str]:

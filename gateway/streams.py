@@ -18,10 +18,9 @@ from typing import Any, Final
 from backend.fault_log import log_fault
 from gateway.answer import Answer
 from gateway.journal import Journal, JournalLimits
-from gateway.journal_writer import failed_event
 from gateway.stream_meta import StreamMeta
 from gateway.stream_ports import Store
-from gateway.stream_reader import StreamReader
+from gateway.stream_reader import StreamReader, failed_frame
 from pipeline.errors import HeadraceError
 from pipeline.stream_errors import JournalFull, NoSharedStore, StreamAbandoned, StreamCancelled
 
@@ -145,7 +144,8 @@ class Streams:
         if stream.answer is not None:
             stream.answer.fail(StreamCancelled())
         elif stream.is_copy and not stream.journal.is_over:
-            await self.store.cancel(stream.meta)
+            if await self.store.cancel(stream.meta):  # we had not read so far
+                self._forget(stream)
         else:
             self._forget(stream)
             await self.store.delete(stream.meta.id)
@@ -172,6 +172,12 @@ class Streams:
     def cancel_asked(self, stream_id: str) -> None:
         """`StoreEvents.cancel_asked`."""
         self._fail(self._streams.get(stream_id), StreamCancelled())
+
+    def forget_asked(self, stream_id: str) -> None:
+        """`StoreEvents.forget_asked`."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.ended_s is not None:
+            self._drop(stream)
 
     def broken(self, stream_id: str, error: HeadraceError) -> None:
         """`StoreEvents.broken`: its readers learn it from us, since the store cannot tell them."""
@@ -219,10 +225,8 @@ class Streams:
         self._fail(largest, error)
         if largest.is_copy:
             self._forget(largest)
-            for reader in tuple(largest.readers):
-                reader.fail(error)
             if not largest.journal.has_end:
-                largest.journal.end(failed_event(error))  # for who has found it and is not a reader yet
+                largest.journal.end(failed_frame(error))
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None

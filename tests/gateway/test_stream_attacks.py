@@ -1,0 +1,132 @@
+"""What attacks on resumable streams have found: each was wrong once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from gateway import store_copies
+from gateway.journal_writer import DONE_EVENT
+from gateway.store_script import lease_key
+from gateway.streams import StreamLimits, Streams
+from tests.components import need
+from tests.gateway.serving import service
+from tests.gateway.storing import id_of, processes, stored, stream_key, until, valkey
+from tests.gateway.streaming import SharedStore, read, start
+from tests.valkey import Valkey
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    need("valkey")
+    with valkey(tmp_path_factory.mktemp("valkey")) as started:
+        yield started
+
+
+# -- a stream that has ended is deleted through another process than its owner's -----------------------------
+
+
+@pytest.mark.parametrize("way", ["cancel", "delete"])
+async def test_finished_stream_that_another_process_deletes_is_forgotten_by_its_owner(
+    server: Valkey, way: str
+) -> None:
+    """`cancel`: that process has not read so far yet."""
+    server.client.flushall()
+    async with processes(server.url, 2) as (one, two):
+        journal, other = await one.stream(1), await one.stream(2)
+        journal.end(DONE_EVENT)
+        other.frame(b"data: 1\n\n")
+        await stored(journal, other)
+        meta = await two.store.meta(id_of(1))
+        assert meta is not None
+        if way == "cancel":
+            assert await two.store.cancel(meta)
+        else:
+            await two.store.delete(id_of(1))
+        assert server.client.exists(stream_key(1), stream_key(1) + ":meta") == 0
+        await until(lambda: one.owner.forgotten == [id_of(1)])
+        assert server.client.exists(stream_key(2)) == 1
+        await one.store.delete(id_of(2))
+        assert server.client.exists(stream_key(2)) == 0
+        await asyncio.sleep(0.05)
+        assert one.owner.forgotten == [id_of(1)]  # nobody need tell itself
+
+
+async def test_stream_whose_owner_is_gone_is_deleted_at_once(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.client.flushall()
+    monkeypatch.setattr(store_copies, "SILENCE_S", 0.05)
+    async with processes(server.url, 2) as (one, two):
+        journal = await one.stream(1)
+        journal.frame(b"data: 1\n\n")
+        await stored(journal)
+        copy = await two.copy(1)
+        await until(lambda: copy.last == 1)
+        meta = await two.store.meta(id_of(1))
+        assert meta is not None
+        assert not await two.store.cancel(meta)
+        assert server.client.exists(stream_key(1)) == 1  # its owner ends it, with an event that says so
+        await until(lambda: one.owner.cancelled == [id_of(1)])
+        await one.die()
+        server.client.delete(lease_key(one.store.owner))
+        assert not await two.store.cancel(meta)
+        assert server.client.exists(stream_key(1), stream_key(1) + ":meta") == 0
+        await until(lambda: copy.is_over)
+
+
+async def test_owner_forgets_what_others_have_deleted_if_it_has_ended() -> None:
+    store = SharedStore()
+    async with service(streams=Streams(StreamLimits(), store)) as made:
+        stream = await start(made)
+        made.streams.forget_asked(stream.id)
+        assert stream.id in made.streams._streams
+        await stream.ends()
+        made.streams.forget_asked(stream.id)
+        made.streams.forget_asked("0" * 32)
+        assert (await read(made, stream)).error["code"] == "stream_not_found"
+
+
+async def test_copy_of_a_stream_that_had_ended_is_forgotten_with_it() -> None:
+    class Ended(SharedStore):
+        async def cancel(self, meta: object) -> bool:  # type: ignore[override]
+            return True
+
+    store = Ended()
+    async with service(streams=Streams(StreamLimits(), store)) as made:
+        meta = store.has()
+        copy = await made.streams.find(meta.id)
+        assert copy is not None
+        await made.streams.cancel(copy)
+        assert made.streams._streams == {}
+        assert store.copies == {}
+
+
+# -- a store without memory ----------------------------------------------------------------------------------
+
+
+async def test_copy_whose_owner_is_gone_ends_also_if_the_store_takes_no_end(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers all that reads, and renews no lease."""
+    server.client.flushall()
+    monkeypatch.setattr(store_copies, "SILENCE_S", 0.05)
+    async with processes(server.url, 2, grace_s=0.2) as (one, two):
+        journal = await one.stream(1)
+        journal.frame(b"data: 1\n\n")
+        await stored(journal)
+        copy = await two.copy(1)
+        await until(lambda: copy.last == 1)
+        await one.die()
+        server.client.config_set("maxmemory", 1)
+        try:
+            server.client.delete(lease_key(one.store.owner))
+            await until(lambda: copy.is_over)
+        finally:
+            server.client.config_set("maxmemory", 0)
+        event = copy.wire(1, 1000)[0]
+        assert b'"gateway_lost"' in event
+        assert event.startswith(b"id: 2\nid: failed\n")  # the last one counts: 2 may be another event there
+        assert two.store._care.copies == {}
