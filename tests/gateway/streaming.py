@@ -4,6 +4,7 @@ with processes that are not there."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Mapping
 from time import time
 from typing import Any
@@ -132,9 +133,9 @@ async def read(service: Service, stream: Started | str, query: str | None = None
 
 def error_of(client: Client) -> Any:
     frame = client.frames[-1].split(b"\n")
-    assert frame[1] == b"event: failed", frame
+    assert frame[-2] == b"event: failed", frame
     assert client.is_ended
-    return answering.json.loads(frame[2].removeprefix(b"data: "))["error"]
+    return json.loads(frame[-1].removeprefix(b"data: "))["error"]
 
 
 def frame(number: int) -> bytes:
@@ -149,6 +150,7 @@ class SharedStore:
         self.metas: dict[str, StreamMeta] = {}
         self.copies: dict[str, Journal] = {}
         self.elsewhere: set[str] = set()  # streams that are read there
+        self.has_ended: set[str] = set()  # streams of others whose end is there
         self.error: Exception | None = None  # what each wait ends with
         self.gate = asyncio.Event()  # while it is not set, waits go on
         self.gate.set()
@@ -208,8 +210,9 @@ class SharedStore:
         self.calls.append(("unfollow", stream_id))
         del self.copies[stream_id]
 
-    async def cancel(self, meta: StreamMeta) -> None:
+    async def cancel(self, meta: StreamMeta) -> bool:
         await self._wait("cancel", meta.id, meta.owner)
+        return meta.id in self.has_ended
 
     async def delete(self, stream_id: str) -> None:
         await self._wait("delete", stream_id)

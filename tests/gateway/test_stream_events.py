@@ -573,6 +573,7 @@ async def test_a_reader_that_does_not_read_is_cut_with_a_reason_and_holds_up_nob
         made.stream_edge.look(now_s + 29)
         assert cut == []
         made.stream_edge.look(now_s + 31)
+        made.stream_edge.look(now_s + 32)
         assert cut == [True]
         slow.request.disconnect()  # as the server tells it
         await slow.to_end()

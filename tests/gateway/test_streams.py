@@ -254,7 +254,8 @@ async def test_a_copy_that_is_the_largest_ends_here_alone() -> None:
         assert copy.journal.is_over
         assert list(made.streams._streams) == [own.id]
         await reader.to_end()
-        assert reader.error["code"] == "journal_full"
+        assert (reader.ids[-1], reader.error["code"]) == ("failed", "journal_full")
+        assert reader.ids[:20] == [str(number + 1) for number in range(20)]
         assert code_of(own) is None
         assert store.count("cancel", meta.id, "other") == store.count("delete", meta.id) == 0
         await own.ends()
@@ -344,11 +345,13 @@ async def test_a_copy_that_somebody_has_found_waits_for_its_reader() -> None:
         assert copy is not None
         now_s = monotonic()
         copy.unread_since_s = now_s - COPY_KEPT_S + 0.01
-        assert await made.streams.find(meta.id) is copy
+        reader = await read(made, meta.id, f"token={meta.token}", last_event_id="1")
         await look(made, now_s + 1)
-        reader = await read(made, meta.id, f"token={meta.token}")
-        store.writes(meta.id)
-        assert reader.ids == ["1"]
+        store.writes(meta.id, 2)
+        await turns()
+        assert reader.ids == ["2"]
+        assert store.count("follow", meta.id) == 1
+        await reader.leaves()
 
 
 async def test_finding_a_stream_does_not_make_its_grace_longer() -> None:
@@ -357,6 +360,29 @@ async def test_finding_a_stream_does_not_make_its_grace_longer() -> None:
         since_s = stream.kept.unread_since_s
         await made.streams.find(stream.id)
         assert stream.kept.unread_since_s == since_s
+
+
+async def test_a_copy_that_its_owner_has_ended_already_is_forgotten_when_it_is_cancelled() -> None:
+    async with shared() as (made, store):
+        meta = store.has()
+        copy = await made.streams.find(meta.id)
+        assert copy is not None
+        store.has_ended.add(meta.id)
+        await made.streams.cancel(copy)
+        assert (made.streams._streams, store.copies) == ({}, {})
+
+
+async def test_what_others_have_deleted_is_forgotten_if_it_has_ended() -> None:
+    async with shared() as (made, store):
+        done, live = await start(made), await start(made)
+        await done.ends()
+        meta = store.has()
+        await made.streams.find(meta.id)
+        for stream_id in (done.id, live.id, meta.id, "0" * 32):
+            made.streams.forget_asked(stream_id)
+        await turns()
+        assert set(made.streams._streams) == {live.id, meta.id}
+        assert code_of(live) is None
 
 
 @pytest.mark.parametrize("is_over", [False, True])
