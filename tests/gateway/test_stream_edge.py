@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.routing import Match
 
 from gateway.app import App, build_app
-from gateway.settings import Access, Settings
+from gateway.settings import Settings
+from gateway.settings_access import Access
 from gateway.stream_events import StreamEvents
 from gateway.stream_routes import StreamDelete
 from gateway.stream_start import StreamStart
@@ -48,7 +48,7 @@ PATHS: dict[str, dict[str, type] | None] = {
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[App]:
+def app() -> App:
     return build_app(Settings())
 
 

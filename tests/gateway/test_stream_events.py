@@ -398,7 +398,7 @@ async def test_queries_of_any_kind_are_no_fault(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize("keys", [[], ["alice", "bob"]], ids=["no keys", "keys"])
 async def test_the_key_that_started_a_stream_opens_it_and_no_other_does(keys: list[str]) -> None:
     async with service(keys=keys) as made:
-        alice = {"authorization": "Bearer alice"}
+        alice: dict[str, Any] = {"authorization": "Bearer alice"}
         stream = await start(made, **alice)
         await stream.ends()
         one = await (await read(made, stream, "", **alice)).to_end()

@@ -16,7 +16,6 @@ import pytest
 
 from filters.rules import Rule
 from gateway.answer import Answer
-from gateway.edge import Endpoint
 from gateway.exchange import ABORT_EXTENSION
 from gateway.flow import BodyLimits
 from gateway.journal import Journal
@@ -383,7 +382,7 @@ async def test_a_prompt_that_is_prepared_when_the_server_cuts_is_refused(
 
 
 @pytest.mark.parametrize("key", [{}, {"idempotency_key": "k"}], ids=["no key", "key"])
-async def test_a_store_that_is_away_is_told_by_the_post(key: dict[str, str]) -> None:
+async def test_a_store_that_is_away_is_told_by_the_post(key: dict[str, Any]) -> None:
     store = SharedStore()
     async with service(streams=Streams(StreamLimits(), store)) as made:
         store.error = StoreUnavailable()
@@ -523,8 +522,7 @@ async def test_a_key_is_free_when_its_stream_is_forgotten(how: str) -> None:
 
 async def test_a_stream_leaves_one_line_and_one_count_when_it_has_ended() -> None:
     async with service(keys=["secret"]) as made:
-        headers = {"authorization": "Bearer secret", "x_request_id": "abc"}
-        stream = await start(made, chat(MARKER), **headers)
+        stream = await start(made, chat(MARKER), authorization="Bearer secret", x_request_id="abc")
         stream.engine.say(MARKER)
         assert made.lines == []
         stream.engine.say(MARKER, "stop")
@@ -661,7 +659,7 @@ async def test_nothing_of_a_stream_waits_for_the_garbage_collector(
 async def _one_life(made: Service, end: str) -> tuple[Any, Any]:
     stream = await start(made)
     reader = await read(made, stream)
-    answer, journal = weakref.ref(stream.kept.answer), weakref.ref(stream.kept.journal)  # type: ignore[arg-type]
+    answer, journal = weakref.ref(stream.kept.answer), weakref.ref(stream.kept.journal)
     assert isinstance(answer(), Answer)
     stream.engine.say("a")
     if end == "complete":
@@ -679,6 +677,4 @@ async def test_no_exchange_is_left_behind() -> None:
         for _ in range(3):
             await start(made)
         await post(made, b"{")
-        starter: Any = made.stream_edge._start
-        assert isinstance(starter, Endpoint)
-        assert starter._handed_on == set()
+        assert made.stream_edge._start._handed_on == set()

@@ -192,7 +192,7 @@ async def test_the_clock_looks_at_other_things_too_and_a_fault_in_one_stops_none
     published = asyncio.Event()
     with caplog.at_level(logging.ERROR):
         looks = (broken, lambda now_s: seen.append(("last", now_s)))
-        task = asyncio.create_task(requests.watch(published.set, looks))  # type: ignore[arg-type]
+        task = asyncio.create_task(requests.watch(published.set, looks))
         await asyncio.wait_for(published.wait(), 5)
         assert not task.done()
         task.cancel()
