@@ -16,7 +16,7 @@ from typing import Any, Final
 from gateway.answer_logprobs import TokenTexts
 from gateway.error_body import stream_error
 from gateway.frames import DONE, Shape, data_frame, json_string, text_template
-from gateway.journal import Journal
+from gateway.journal import Journal, JournalLimits
 from gateway.outlet import nothing
 from gateway.record import RequestRecord
 from gateway.writers import SseWriter, WriteText
@@ -24,12 +24,14 @@ from pipeline.errors import HeadraceError
 from pipeline.values import Delivery
 
 DONE_EVENT: Final = b"event: done\n" + DONE
+_NO_JOURNAL: Final = Journal(JournalLimits())
 
 
 class JournalOutlet:
     """Stands for the client of an answer that nobody need be connected to: what is pushed is an event.
 
-    `on_closed()`: the last event was written.
+    `on_closed()`: the last event was written. The journal is then let go: an answer and its writer hold each
+    other until the collector comes, and megabytes must not wait for that.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -53,6 +55,7 @@ class JournalOutlet:
         if not self.closed:
             self.closed = True
             self.journal.end(body)
+            self.journal = _NO_JOURNAL
             self.on_closed()
 
     def drop(self) -> None:
@@ -91,14 +94,14 @@ class JournalWriter(SseWriter):
         pass
 
     def _text_into(self, choice: Any) -> WriteText:
-        outlet, journal = self._events, self._events.journal
-        template = journal.template(text_template(self._shape, choice))
+        outlet = self._events
+        template = outlet.journal.template(text_template(self._shape, choice))
         if template is None:
             return super()._text_into(choice)
 
         def write(text: str) -> None:
             if not outlet.closed:
-                journal.text(template, json_string(text))
+                outlet.journal.text(template, json_string(text))
 
         return write
 

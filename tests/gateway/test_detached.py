@@ -57,7 +57,7 @@ async def test_it_is_over_with_the_last_event_and_not_before() -> None:
 @pytest.mark.parametrize("end", ["complete", "failed", "dropped"])
 async def test_every_end_of_its_answer_is_its_end(end: str) -> None:
     client = detached()
-    case = case_of(client)
+    case, journal = case_of(client), client.outlet.journal
     over = asyncio.create_task(client.finished())
     case.streams[0].say("a")
     await turns()
@@ -69,7 +69,7 @@ async def test_every_end_of_its_answer_is_its_end(end: str) -> None:
     else:
         client.on_gone("the server has ended the connection")
     await asyncio.wait_for(over, 5)
-    assert client.outlet.journal.is_over
+    assert journal.is_over
     assert case.streams[0].is_over
 
 

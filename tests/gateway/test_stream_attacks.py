@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +14,8 @@ from gateway.journal_writer import DONE_EVENT
 from gateway.store_script import lease_key
 from gateway.streams import StreamLimits, Streams
 from tests.components import need
-from tests.gateway.serving import service
+from tests.gateway.answering import turns
+from tests.gateway.serving import chat, service
 from tests.gateway.storing import id_of, processes, stored, stream_key, until, valkey
 from tests.gateway.streaming import SharedStore, read, start
 from tests.valkey import Valkey
@@ -130,3 +133,46 @@ async def test_copy_whose_owner_is_gone_ends_also_if_the_store_takes_no_end(
         assert b'"gateway_lost"' in event
         assert event.startswith(b"id: 2\nid: failed\n")  # the last one counts: 2 may be another event there
         assert two.store._care.copies == {}
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+class Probe:
+    """A follower that lives as long as its journal."""
+
+    def advance(self) -> None:
+        pass
+
+    def fail(self, error: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("end", ["complete", "cancelled", "abandoned"])
+async def test_journal_of_a_forgotten_stream_is_freed_without_the_collector(end: str) -> None:
+    """It may have megabytes, and an answer and its writer hold each other."""
+    async with service() as made:
+        stream = await start(made, chat(n=2))
+        reader = await read(made, stream)
+        probe = Probe()
+        is_there = weakref.ref(probe)
+        stream.kept.journal.followers.add(probe)
+        del probe
+        if end == "complete":
+            await stream.ends()
+        elif end == "cancelled":
+            made.streams.cancel_asked(stream.id)
+        else:
+            await reader.leaves()
+            made.streams.look(1e12)
+        await turns(8)
+        await reader.to_end()
+        del reader
+        gc.disable()
+        try:
+            made.streams.look(1e12)
+            await turns(8)
+            assert stream.id not in made.streams._streams
+            assert is_there() is None
+        finally:
+            gc.enable()
