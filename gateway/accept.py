@@ -80,11 +80,11 @@ def _check_plain_text(request: ChatRequest | CompletionRequest) -> None:
 
 
 def _no_end() -> InvalidRequest:
-    """Proxies that were not told otherwise speak HTTP/1.0 to us, and would pass a cut text on as a whole one."""
+    """Proxies that were not told otherwise speak HTTP/1.0 to us, and would pass a cut text on as if whole."""
     return InvalidRequest(
-        "'Accept: text/plain' cannot be used over HTTP/1.0: a body ends there with its connection, so that an "
-        "answer that was cut off would look whole. Use HTTP/1.1 (nginx: proxy_http_version 1.1), or accept "
-        "application/x-ndjson or text/event-stream instead.",
+        "'Accept: text/plain' cannot be used over HTTP/1.0: a body ends there with its connection, so that "
+        "an answer that was cut off would look whole. Use HTTP/1.1 (nginx: proxy_http_version 1.1), or "
+        "accept application/x-ndjson or text/event-stream instead.",
         "accept",
     )
 

@@ -14,7 +14,7 @@ from filters.hit import Hit
 from gateway.audit import Audit
 from gateway.choice import Choice, MakeOutbound
 from gateway.client import Outgoing
-from gateway.error_body import INTERNAL_CODE
+from gateway.error_body import INTERNAL_CODE, how_it_ended
 from gateway.metrics import Metrics
 from gateway.outlet import why_too_slow
 from gateway.record import RequestRecord
@@ -135,7 +135,7 @@ class Answer:
         self._abort_all()
         for choice in self._choices:
             choice.abandon()
-        self._finish(error.code or error.type, error.log_detail)
+        self._finish(*how_it_ended(error))
         self.writer.fail(error)
 
     def client_gone(self, reason: str) -> None:

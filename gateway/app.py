@@ -20,7 +20,7 @@ from gateway.audit import Audit, audit_log
 from gateway.client_address import ClientAddresses
 from gateway.cors import cors, with_headers
 from gateway.docs_page import page_routes
-from gateway.edge import Endpoint, GenerationEndpoint
+from gateway.edge import EdgeParts, Endpoint, GenerationEndpoint
 from gateway.exchange import Receive, Scope
 from gateway.flow import BodyLimits, Flow, generation_routes, stream_route
 from gateway.keys import ApiKeys
@@ -37,7 +37,7 @@ from gateway.stream_routes import PATH as STREAMS_PATH
 from gateway.system_routes import SystemRoutes, http_error
 from gateway.token_parts import TokenParts
 from gateway.warmup import Warmup
-from pipeline.errors import Draining
+from pipeline.errors import Draining, HeadraceError
 from pipeline.values import ModelInfo
 
 FIRST_WORKER_LIMIT_S: Final = 2.0  # a linked worker is there in 0.1 s, and its tokenizer is loaded in 1 s
@@ -82,6 +82,7 @@ class Gateway:
         self.streams = parts.streams(settings, self.metrics)
         self._stream_metrics = StreamMetrics(self.metrics, self.streams)
         self.looks: list[Callable[[float], None]] = [self.streams.look]
+        self.cuts: list[Callable[[HeadraceError], None]] = [self.flow.cut]
 
     def _flow(self, settings: Settings) -> Flow:
         return Flow(
@@ -131,7 +132,8 @@ class Gateway:
 
     def cut(self) -> None:
         """End what is still running with a named error."""
-        self.flow.cut(Draining("The server is shutting down; the answer was cut off."))
+        for cut in self.cuts:
+            cut(Draining("The server is shutting down; the answer was cut off."))
 
     def publish(self) -> None:
         """Bring the gauges up to date: once a second, for other processes, and for a scrape."""
@@ -202,22 +204,16 @@ class App:
         self._addresses = ClientAddresses(
             access.forwarded_allow_ips, gateway.settings.http.uds is not None, access.log_client_address
         )
+        edge = EdgeParts(gateway.flow, gateway.metrics, gateway.request_log, reader)
+        limits, reasoning_content = gateway.request_limits, gateway.settings.answers.reasoning_content
         self._endpoints = {
-            path: GenerationEndpoint(gateway.flow, route, gateway.metrics, gateway.request_log, reader)
-            for path, route in generation_routes(
-                gateway.request_limits, gateway.settings.answers.reasoning_content
-            ).items()
+            path: GenerationEndpoint(edge, route)
+            for path, route in generation_routes(limits, reasoning_content).items()
         }
-        self._streams = StreamEdge(
-            gateway.flow,
-            stream_route(gateway.request_limits, gateway.settings.answers.reasoning_content),
-            gateway.streams,
-            gateway.keys,
-            gateway.metrics,
-            gateway.request_log,
-            reader,
-        )
+        route = stream_route(limits, reasoning_content)
+        self._streams = StreamEdge(edge, route, gateway.streams, gateway.keys)
         gateway.looks.append(self._streams.look)
+        gateway.cuts.append(self._streams.cut)
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
         self._others = Starlette(

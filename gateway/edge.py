@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from backend.fault_log import log_fault
 from gateway.exchange import Exchange, Receive, Scope
@@ -19,14 +20,24 @@ from gateway.request_log import RequestLog
 from pipeline.errors import HeadraceError
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeParts:
+    """What every endpoint needs."""
+
+    flow: Flow
+    metrics: Metrics
+    request_log: RequestLog
+    reader: ReaderLimits
+
+
 class Endpoint:
     """One route as an ASGI callable. A kind of route says what it serves, and what is remembered of it."""
 
-    def __init__(self, flow: Flow, metrics: Metrics, request_log: RequestLog, reader: ReaderLimits) -> None:
-        self.flow = flow
-        self.metrics = metrics
-        self.request_log = request_log
-        self.reader = reader
+    def __init__(self, parts: EdgeParts) -> None:
+        self.flow = parts.flow
+        self.metrics = parts.metrics
+        self.request_log = parts.request_log
+        self.reader = parts.reader
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer. Raises what the request is refused with; only before anything was sent."""
@@ -74,10 +85,8 @@ class Endpoint:
 class GenerationEndpoint(Endpoint):
     """A route whose answer is the generation itself."""
 
-    def __init__(
-        self, flow: Flow, route: Route, metrics: Metrics, request_log: RequestLog, reader: ReaderLimits
-    ) -> None:
-        super().__init__(flow, metrics, request_log, reader)
+    def __init__(self, parts: EdgeParts, route: Route) -> None:
+        super().__init__(parts)
         self._route = route
 
     async def serve(self, exchange: Exchange) -> None:

@@ -45,6 +45,13 @@ def status_of(error: BaseException) -> int:
     return error.status_hint if isinstance(error, HeadraceError) else INTERNAL_STATUS
 
 
+def how_it_ended(error: BaseException) -> tuple[str, str]:
+    """What a log says of it: a code, and the detail that may stand there."""
+    if isinstance(error, HeadraceError):
+        return error.code or error.type, error.log_detail
+    return INTERNAL_CODE, ""
+
+
 def _body(message: str, kind: str, param: str | None, code: str | None) -> ErrorBody:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

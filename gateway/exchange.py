@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from gateway.client_address import LOGGED_CLIENT
 from gateway.cors import RESPONSE_HEADERS
-from gateway.error_body import INTERNAL_CODE
+from gateway.error_body import how_it_ended
 from gateway.outlet import Outlet, Send
 from gateway.record import RequestRecord
 from gateway.writers import send_error
@@ -123,10 +123,7 @@ class Exchange:
 
     def fail(self, error: Exception) -> None:
         """Answer with an error; only before anything else was sent."""
-        if isinstance(error, HeadraceError):
-            self.record.ended, self.record.detail = error.code or error.type, error.log_detail
-        else:
-            self.record.ended = INTERNAL_CODE
+        self.record.ended, self.record.detail = how_it_ended(error)
         if isinstance(error, ClientGone):
             self.record.status = error.status_hint
             self.outlet.drop()

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from pipeline.errors import HeadraceError
+
 MAX_TEMPLATES: Final = 255  # one byte says which; what finds no place is written as a whole frame
 ENTRY_OVERHEAD_BYTES: Final = 41  # of a bytes object and its place in a list
 _MAX_EVENTS_AT_ONCE: Final = 1024
@@ -39,6 +41,9 @@ class Follower(Protocol):
     """Who is told that there is more to read, or nothing more."""
 
     def advance(self) -> None: ...
+
+    def fail(self, error: HeadraceError) -> None:
+        """What comes next cannot be had here; the journal itself has no end."""
 
 
 class Journal:
@@ -90,13 +95,13 @@ class Journal:
     def frame(self, frame: bytes) -> None:
         """An event: lines that end with a blank one, without an id."""
         assert not self.has_end, "an event after the last"
-        self._append(_WHOLE + frame)
+        self._append(whole_entry(frame))
 
     def end(self, frame: bytes) -> None:
         """The last event."""
         assert not self.has_end, "an event after the last"
         self.has_end = True
-        self._append(_WHOLE + frame)
+        self._append(whole_entry(frame))
 
     def restore(self, number: int, entry: bytes, is_end: bool) -> None:
         """An event as another process has written it.
@@ -115,6 +120,11 @@ class Journal:
             self.last = number
             for follower in tuple(self.followers):
                 follower.advance()
+
+    def fail(self, error: HeadraceError) -> None:
+        """This copy is filled no more. Its stream may go on elsewhere, so that it gets no event."""
+        for follower in tuple(self.followers):
+            follower.fail(error)
 
     def entries(self, after: int) -> list[bytes]:
         """All entries that were written after a number that is not below `first - 1`."""
@@ -168,3 +178,8 @@ class Journal:
         del self._entries[:dropped]
         self.first += dropped
         self.num_bytes = num_bytes
+
+
+def whole_entry(frame: bytes) -> bytes:
+    """The entry of an event that goes into no template."""
+    return _WHOLE + frame

@@ -21,13 +21,11 @@ from typing import Final, NamedTuple
 from backend.fault_log import log_fault
 from gateway.journal import Journal
 from gateway.metrics import Metrics
-from gateway.store_link import StoreLink
+from gateway.store_link import COMMAND_LIMIT_S, RETRY_PAUSE_S, StoreLink
 from gateway.store_script import AppendCommand, bulk, stream_key
 from pipeline.errors import HeadraceError
 from pipeline.stream_errors import StoreUnavailable
 
-COMMAND_LIMIT_S: Final = 2.0
-RETRY_PAUSE_S: Final = 0.2
 # Of one command: the store serves nobody else while it runs, 10 ms for so many events.
 MAX_EVENTS: Final = 4096
 MAX_BYTES: Final = 4 << 20

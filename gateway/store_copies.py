@@ -3,7 +3,7 @@
     shown     while it is followed, and for the grace period after, a key tells the owner that it is read
     silent    nothing has come for 3 s: is the owner's lease still there, and the stream itself?
     orphan    it has no owner. It is ended in the store, once for all of its followers, who read that there
-    gone      the store does not have it any more: the copy is ended here alone
+    lost      the store does not have it any more, or is away for too long: the copy is of no use
 
 Not here: how events get into a copy (`gateway/store_follower.py`).
 """
@@ -17,16 +17,13 @@ from collections.abc import Callable
 from typing import Final
 
 from backend.fault_log import log_fault
-from gateway.journal import Journal
+from gateway.journal import Journal, whole_entry
 from gateway.journal_writer import failed_event
-from gateway.store_link import Command, StoreLink
+from gateway.store_link import COMMAND_LIMIT_S, RETRY_PAUSE_S, Command, StoreLink
 from gateway.store_script import AppendCommand, bulk, inbox_key, lease_key, meta_key, reader_key, stream_key
-from gateway.stream_reader import failed_frame
 from pipeline.errors import HeadraceError
 from pipeline.stream_errors import GatewayLost, StoreUnavailable, UnknownStream
 
-COMMAND_LIMIT_S: Final = 2.0
-RETRY_PAUSE_S: Final = 0.2
 SILENCE_S: Final = 3.0  # more than an owner takes to renew its lease after the store was away
 TEND_S: Final = 1.0
 INBOX_KEPT_MS: Final = 60_000
@@ -34,7 +31,7 @@ MAX_INBOX: Final = 1024
 BELL: Final = b"bell"
 CANCEL: Final = b"cancel"
 FORGET: Final = b"forget"
-_WHOLE: Final = b"\0"  # as in gateway/journal.py: a whole frame follows
+Lost = Callable[[str, HeadraceError], None]
 
 
 class Copy:
@@ -51,15 +48,6 @@ class Copy:
         self.heard_s = now_s  # of the last entry, or of the store's return
         self.is_orphan = False  # the last look found no lease
 
-    def end_here(self, error: HeadraceError) -> None:
-        """There will be no more for our readers, whatever the store has."""
-        try:
-            if not self.journal.has_end:
-                self.journal.end(failed_frame(error))  # the store may have another event of this number
-            self.journal.publish(self.journal.written)
-        except Exception as fault:  # a reader's, and the other copies wait
-            log_fault(fault, "none")
-
 
 def message(inbox: str, name: bytes, value: str) -> list[Command]:
     """Commands that put a message into a process's inbox."""
@@ -70,7 +58,10 @@ def message(inbox: str, name: bytes, value: str) -> list[Command]:
 
 
 class CopyCare:
-    """Looks after copies. `asking`: a connection with the script, that others use, too."""
+    """Looks after copies. `asking`: a connection with the script, that others use, too.
+
+    `lost(stream, error)` is told of a copy that gets nothing more.
+    """
 
     def __init__(
         self,
@@ -81,6 +72,7 @@ class CopyCare:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.copies: dict[bytes, Copy] = {}  # by key
+        self.lost: Lost = _ignore
         self._asking = asking
         self._inbox = inbox_key(owner)
         self._grace_s = grace_s
@@ -100,6 +92,14 @@ class CopyCare:
         """End the wait of this process's reading connection."""
         self._must_ring = True
         self._wake.set()
+
+    def lose(self, copy: Copy, error: HeadraceError) -> None:
+        """It gets nothing more from here, whatever the store has."""
+        if self.copies.pop(copy.key, None) is copy:
+            try:
+                self.lost(copy.stream_id, error)
+            except Exception as fault:  # a reader's, and the other copies wait
+                log_fault(fault, "none")
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -152,8 +152,7 @@ class CopyCare:
             if self.copies.get(copy.key) is not copy or now_s - copy.heard_s <= SILENCE_S:
                 continue
             if not has_meta:
-                copy.end_here(UnknownStream())
-                del self.copies[copy.key]
+                self.lose(copy, UnknownStream())
             elif has_lease:
                 copy.is_orphan = False
             elif copy.is_orphan:  # twice in a row: it was no store that has just come back
@@ -166,14 +165,17 @@ class CopyCare:
         try:
             await self._end_in_store(copy)
         except StoreUnavailable:
-            copy.end_here(GatewayLost())
-            self.copies.pop(copy.key, None)
+            self.lose(copy, GatewayLost())
             raise
 
     async def _end_in_store(self, copy: Copy) -> None:
         """In the owner's place, after what it has written last. Somebody else may be quicker."""
         command = AppendCommand(self._keep_ms)
-        entry = _WHOLE + failed_event(GatewayLost())
+        entry = whole_entry(failed_event(GatewayLost()))
         key = bulk(copy.key)
         command.many(key, copy.journal.written + 1, [entry], is_end=True, verify=True)
         await self._asking.send(command.packed(), COMMAND_LIMIT_S)
+
+
+def _ignore(stream_id: str, error: HeadraceError) -> None:
+    pass

@@ -16,8 +16,8 @@ from typing import Final
 
 from backend.fault_log import log_fault
 from gateway.journal import Journal
-from gateway.store_copies import CANCEL, COMMAND_LIMIT_S, FORGET, RETRY_PAUSE_S, Copy, CopyCare
-from gateway.store_link import StoreLink
+from gateway.store_copies import CANCEL, FORGET, Copy, CopyCare
+from gateway.store_link import COMMAND_LIMIT_S, RETRY_PAUSE_S, StoreLink
 from gateway.store_script import BORN_ID, END_FIELD, bulk, inbox_key, meta_key, stream_key, templates_of
 from pipeline.stream_errors import StoreUnavailable, UnknownStream
 
@@ -33,7 +33,7 @@ class StoreFollower:
     """`reading` is a connection for it alone, `asking` one that others use, too.
 
     `cancel_asked(stream)`: another process wants one of ours to end. `forget_asked(stream)`: it has deleted
-    one of ours that had ended. A store that is away for `limit_s` ends all copies.
+    one of ours that had ended. All copies are lost when the store is away for `limit_s`.
     """
 
     def __init__(
@@ -143,8 +143,9 @@ class StoreFollower:
             num_put = _put(copy, entries)
         except Exception as error:
             log_fault(error, "none")
-            copy.end_here(UnknownStream())
-            num_put = len(entries)
+            journal.publish(journal.written)
+            self._care.lose(copy, UnknownStream())
+            return ()
         journal.publish(journal.written)
         if journal.has_end:
             del self._copies[copy.key]
@@ -154,6 +155,11 @@ class StoreFollower:
     async def _fetch_templates(self, copy: Copy) -> None:
         """The store has those of all entries that it has. Without, the copy ends."""
         (fields,) = await self._asking.ask([("HGETALL", meta_key(copy.stream_id))], COMMAND_LIMIT_S)
+        if self._copies.get(copy.key) is not copy:
+            return
+        if not fields:  # it has just been deleted
+            self._care.lose(copy, UnknownStream())
+            return
         templates = copy.journal.templates
         known = len(templates)
         try:
@@ -164,8 +170,7 @@ class StoreFollower:
                 raise LookupError("a template is missing")
         except Exception as error:
             log_fault(error, "none")
-            copy.end_here(UnknownStream())
-            self._copies.pop(copy.key, None)
+            self._care.lose(copy, UnknownStream())
 
     def _take_inbox(self, entries: Sequence[Entry]) -> None:
         for entry_id, (name, value) in entries:
@@ -183,9 +188,8 @@ class StoreFollower:
         if self._down_since_s is None:
             self._down_since_s = started_s
         if self._clock() - self._down_since_s >= self._limit_s:
-            for copy in self._copies.values():
-                copy.end_here(StoreUnavailable())
-            self._copies.clear()
+            for copy in list(self._copies.values()):
+                self._care.lose(copy, StoreUnavailable())
 
     def _begin_anew(self) -> None:
         """While the store was away, nobody's silence counts, nor a lease that could not be renewed."""

@@ -28,6 +28,8 @@ log = logging.getLogger("headrace.stream_store")
 
 _LOG_INTERVAL_S: Final = 60.0
 _CONNECT_LIMIT_S: Final = 1.0
+COMMAND_LIMIT_S: Final = 2.0  # what a request waits at most
+RETRY_PAUSE_S: Final = 0.2  # of what must be done in the end
 Command = Sequence[str | bytes | int]
 
 

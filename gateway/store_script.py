@@ -28,7 +28,6 @@ STREAM_PREFIX: Final = PREFIX + "stream:"
 META_SUFFIX: Final = ":meta"
 INBOX_PREFIX: Final = PREFIX + "inbox:"
 BORN_ID: Final = b"0-1"
-EVENT_FIELD: Final = b"e"
 END_FIELD: Final = b"d"
 
 # Arguments: milliseconds that an ended stream is kept; then per key the number of its first event and a

@@ -7,15 +7,12 @@ from typing import Final
 
 from starlette.routing import Route as StarletteRoute
 
-from gateway.edge import Endpoint
+from gateway.edge import EdgeParts, Endpoint
 from gateway.exchange import Scope
-from gateway.flow import Flow, Route
+from gateway.flow import Route
 from gateway.keys import ApiKeys
-from gateway.metrics import Metrics
-from gateway.outlet import ReaderLimits
-from gateway.request_log import RequestLog
 from gateway.stream_events import EVENTS_ROUTE, StreamEvents
-from gateway.stream_routes import PATH, STREAM_ROUTE, StreamDelete
+from gateway.stream_routes import PATH, STREAM_ROUTE, StreamAccess, StreamDelete
 from gateway.stream_start import StreamStart
 from gateway.streams import Streams
 
@@ -25,20 +22,13 @@ _FOLDER: Final = PATH + "/"
 class StreamEdge:
     """`route` says how a body becomes a chat."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        route: Route,
-        streams: Streams,
-        keys: ApiKeys,
-        metrics: Metrics,
-        request_log: RequestLog,
-        reader: ReaderLimits,
-    ) -> None:
-        self._start = StreamStart(flow, route, streams, metrics, request_log, reader)
-        self._events = StreamEvents(flow, streams, keys, metrics, request_log, reader)
-        self._delete = StreamDelete(flow, streams, keys, metrics, request_log, reader)
+    def __init__(self, parts: EdgeParts, route: Route, streams: Streams, keys: ApiKeys) -> None:
+        access = StreamAccess(streams, keys)
+        self._start = StreamStart(parts, route, streams)
+        self._events = StreamEvents(parts, access)
+        self._delete = StreamDelete(parts, access)
         self.look = self._events.look
+        self.cut = self._events.cut
 
     def endpoint(self, scope: Scope) -> Endpoint | None:
         """Who answers a request for one of these routes: without Starlette, which is on the way of tokens."""

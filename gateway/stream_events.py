@@ -18,34 +18,26 @@ from typing import Final
 
 from backend.fault_log import log_fault
 from gateway.answer import COMPLETE
-from gateway.edge import Endpoint
-from gateway.error_body import INTERNAL_CODE
+from gateway.edge import EdgeParts, Endpoint
+from gateway.error_body import how_it_ended
 from gateway.exchange import Exchange
-from gateway.flow import Flow
 from gateway.journal import Journal
-from gateway.keys import ApiKeys
-from gateway.metrics import Metrics
-from gateway.outlet import ReaderLimits
-from gateway.request_log import RequestLog
-from gateway.stream_reader import RETRY, StreamReader, failed_frame
+from gateway.stream_reader import LATER, RETRY, StreamReader, farewell
 from gateway.stream_routes import (
     STREAM_ROUTE,
-    find_stream,
+    StreamAccess,
     no_content,
     query_of,
     request_id_header,
     stream_id_of,
 )
-from gateway.streams import Stream, Streams
+from gateway.streams import Stream
 from gateway.writers import SSE_HEADERS
-from pipeline.errors import ClientGone, Draining, HeadraceError
+from pipeline.errors import ClientGone, HeadraceError
 from pipeline.stream_errors import BadEventId, StoreUnavailable
 
 EVENTS_ROUTE: Final = f"{STREAM_ROUTE}/events"
 FAILED_ID: Final = "failed"  # the id of an event that ends a reader whatever the stream does
-# The store may be back when the client is, or another process answer it: no event, so that it comes with its
-# own id. No blank line: it would make the client forget that.
-LATER: Final = b"retry: 3000\n"
 COPY_LIMIT_S: Final = 2.0  # for a copy to get where its reader was
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
@@ -53,18 +45,9 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 class StreamEvents(Endpoint):
     """`GET /v1/streams/ID/events`: one reader."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        streams: Streams,
-        keys: ApiKeys,
-        metrics: Metrics,
-        request_log: RequestLog,
-        reader: ReaderLimits,
-    ) -> None:
-        super().__init__(flow, metrics, request_log, reader)
-        self._streams = streams
-        self._keys = keys
+    def __init__(self, parts: EdgeParts, access: StreamAccess) -> None:
+        super().__init__(parts)
+        self._access = access
         self._readers: dict[Exchange, StreamReader] = {}  # until all that they were sent has left
 
     async def serve(self, exchange: Exchange) -> None:
@@ -87,6 +70,11 @@ class StreamEvents(Endpoint):
                 exchange.on_gone(reason)
                 exchange.outlet.drop()
                 exchange.close()
+
+    def cut(self, error: HeadraceError) -> None:
+        """The server stops: readers go elsewhere, also those of streams that go on elsewhere."""
+        for reader in list(self._readers.values()):
+            reader.fail(error)
 
     def over(self, exchange: Exchange) -> None:
         record, reader = exchange.record, self._readers.pop(exchange, None)
@@ -117,31 +105,29 @@ class StreamEvents(Endpoint):
             stream, after = await exchange.unless_gone(self._open(exchange, query, shown))
         except ClientGone:
             raise
-        except (StoreUnavailable, Draining) as error:
-            self._failed(exchange, error, LATER)
-        except HeadraceError as error:
-            self._failed(exchange, error, RETRY + failed_frame(error))
         except Exception as error:
-            log_fault(error, exchange.record.request_id)
-            self._failed(exchange, error, RETRY + failed_frame(error))
+            if not isinstance(error, HeadraceError):
+                log_fault(error, exchange.record.request_id)
+            self._failed(exchange, error)
         else:
             if stream.journal.is_over and after == stream.journal.last:
                 exchange.record.ended = COMPLETE
                 no_content(exchange)
             elif stream.error is not None:
-                self._failed(exchange, stream.error, RETRY + failed_frame(stream.error))
+                self._failed(exchange, stream.error, is_final=stream.state != "copy")
             else:
                 await self._follow(exchange, stream, after)
 
     async def _open(self, exchange: Exchange, query: Mapping[str, str], shown: str) -> tuple[Stream, int]:
         """The stream, and the number after which its reader goes on. Raises what is wrong."""
-        stream = await find_stream(exchange, self._streams, self._keys, query)
+        meta = await self._access.meta(exchange, query)
         if shown and not _NUMBER.fullmatch(shown):
             raise BadEventId(
                 f"The event id {shown[:40]!r} is none that this stream gave; it must be a number."
             )
         after = int(shown or 0)
-        if stream.is_copy:
+        stream = self._access.streams.open(meta)
+        if stream.state == "copy":
             await _filled(stream.journal, after)
         last = stream.journal.written  # of which other processes may have told more than we have
         if after > last:
@@ -156,24 +142,22 @@ class StreamEvents(Endpoint):
         )
         exchange.on_gone = reader.close
         self._readers[exchange] = reader
-        self._streams.attach(stream, reader)
+        self._access.streams.attach(stream, reader)
         try:
             reader.start()
             await exchange.finished()
         finally:
-            self._streams.detach(stream, reader)
+            self._access.streams.detach(stream, reader)
             if not reader.ended:
                 reader.close("the server has ended the connection")
 
-    def _failed(self, exchange: Exchange, error: Exception, body: bytes) -> None:
+    def _failed(self, exchange: Exchange, error: Exception, is_final: bool = False) -> None:
         record = exchange.record
         record.status = HTTPStatus.OK
-        if isinstance(error, HeadraceError):
-            record.ended, record.detail = error.code or error.type, error.log_detail
-        else:
-            record.ended = INTERNAL_CODE
+        record.ended, record.detail = how_it_ended(error)
         exchange.outlet.start(HTTPStatus.OK, _event_headers(exchange))
-        exchange.outlet.end(body)
+        said = farewell(error, is_final)
+        exchange.outlet.end(said if said == LATER else RETRY + said)
 
 
 class _Filled:
@@ -189,6 +173,10 @@ class _Filled:
         journal = self._journal
         if not self.done.done() and (journal.last >= max(self._after, 1) or journal.is_over):
             self.done.set_result(None)
+
+    def fail(self, error: HeadraceError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 async def _filled(journal: Journal, after: int) -> None:

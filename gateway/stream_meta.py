@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +10,7 @@ class StreamMeta:
     """`token` opens this stream alone. Times are seconds since 1970."""
 
     id: str  # 128 random bits in hex
-    token: str
+    token: str = field(repr=False)
     owner: str  # the process that generates it
     key_id: str | None  # of the API key that started it
     created_s: float

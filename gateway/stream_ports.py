@@ -20,6 +20,9 @@ class StoreEvents(Protocol):
     def forget_asked(self, stream_id: str) -> None:
         """A client has deleted it through another process, after its end: it is no longer in the store."""
 
+    def copy_lost(self, stream_id: str, error: HeadraceError) -> None:
+        """The copy of another process's stream gets nothing more from here."""
+
     def broken(self, stream_id: str, error: HeadraceError) -> None:
         """Its events cannot be kept any more: it must end."""
 
@@ -54,8 +57,8 @@ class Store(Protocol):
 
     def unfollow(self, stream_id: str) -> None: ...
 
-    async def cancel(self, meta: StreamMeta) -> bool | None:
-        """Ask the process that owns the stream to end it. True: it had ended, and is deleted."""
+    async def cancel(self, meta: StreamMeta) -> bool:
+        """Ask the process that owns the stream to end it. Whether it had ended, and is deleted now."""
 
     async def delete(self, stream_id: str) -> None:
         """Nobody knows it any more, its owner included."""

@@ -5,6 +5,8 @@
     catching up  a slice in each turn of the event loop, so that a long replay holds up nobody else
     ended        the last event was sent; or what comes next is no longer kept, or this reader alone has
                  failed: then an event without a number says why
+    sent away    what comes next may be had later, or through another process: no event, so that the client
+                 comes back with its own id
 
 Not here: who may read (`gateway/stream_routes.py`), and the response's head (`gateway/stream_events.py`).
 """
@@ -16,14 +18,16 @@ from typing import Final
 
 from backend.fault_log import log_fault
 from gateway.answer import COMPLETE, AnswerLimits
-from gateway.error_body import INTERNAL_CODE
+from gateway.error_body import how_it_ended
 from gateway.frames import PING
 from gateway.journal import Journal
 from gateway.journal_writer import failed_event
 from gateway.outlet import Outlet, nothing, why_too_slow
-from pipeline.errors import ClientGone, HeadraceError
-from pipeline.stream_errors import EventsExpired
+from pipeline.errors import ClientGone, Draining
+from pipeline.stream_errors import EventsExpired, StoreUnavailable
 
+# No blank line: it would make the client forget its id.
+LATER: Final = b"retry: 3000\n"
 RETRY: Final = b"retry: 1000\n\n"  # milliseconds until EventSource comes back
 SLICE_BYTES: Final = 64 << 10  # what waits for a client that is slow
 
@@ -112,14 +116,11 @@ class StreamReader:
             self._outlet.push(PING)
         return why_too_slow(blocked_since_s, now_s, self._limits.slow_reader_s)
 
-    def fail(self, error: BaseException) -> None:
-        """End with an event that has no number: what has happened is not the stream's."""
+    def fail(self, error: BaseException, is_final: bool = False) -> None:
+        """End with an event that has no number: what has happened is not the stream's. Or without one."""
         if not self.ended:
-            self._outlet.end(failed_frame(error))
-            if isinstance(error, HeadraceError):
-                self._end(error.code or error.type, error.log_detail)
-            else:
-                self._end(INTERNAL_CODE)
+            self._outlet.end(farewell(error, is_final))
+            self._end(*how_it_ended(error))
 
     def close(self, reason: str) -> None:
         """The client is gone, maybe with the last bytes on their way. The outlet is the caller's to drop."""
@@ -143,6 +144,15 @@ def _opening(after: int) -> bytes:
     """By the standard a blank line sets the client's id to the last one of this connection, which it forgets
     when there is none yet: a connection that broke before its first event would lose the place."""
     return RETRY if not after else b"retry: 1000\nid: %d\n\n" % after
+
+
+def farewell(error: BaseException, is_final: bool = False) -> bytes:
+    """What a reader is told that gets nothing more: why, or to come back, unless that is of no use.
+
+    The store may be back then, or another process answer.
+    """
+    is_passing = isinstance(error, StoreUnavailable | Draining) and not is_final
+    return LATER if is_passing else failed_frame(error)
 
 
 def failed_frame(error: BaseException) -> bytes:

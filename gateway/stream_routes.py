@@ -17,15 +17,11 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from gateway.answer import COMPLETE
-from gateway.edge import Endpoint
+from gateway.edge import EdgeParts, Endpoint
 from gateway.exchange import Exchange
-from gateway.flow import Flow
 from gateway.keys import ApiKeys
-from gateway.metrics import Metrics
-from gateway.outlet import ReaderLimits
-from gateway.request_log import RequestLog
 from gateway.stream_meta import StreamMeta
-from gateway.streams import Stream, Streams
+from gateway.streams import Streams
 from pipeline.errors import BadKey
 from pipeline.stream_errors import BadStreamToken, UnknownStream
 
@@ -35,55 +31,53 @@ NO_STORE: Final = (b"cache-control", b"no-store")
 _STREAM_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
+class StreamAccess:
+    """Which stream a request means, and whether its client may have it."""
+
+    def __init__(self, streams: Streams, keys: ApiKeys) -> None:
+        self.streams = streams
+        self._keys = keys
+
+    async def meta(self, exchange: Exchange, query: Mapping[str, str]) -> StreamMeta:
+        """The stream of the path. Nothing is done for it yet: who guesses must not keep it alive.
+
+        By its token, or by the API key that started it. Raises `UnknownStream`, `BadStreamToken`,
+        `StoreUnavailable`.
+        """
+        stream_id = stream_id_of(exchange.path)
+        meta = None if stream_id is None else await self.streams.known(stream_id)
+        if meta is None:
+            raise UnknownStream
+        if not self._has_token(exchange, query, meta.token) and not self._has_key(exchange, meta.key_id):
+            raise BadStreamToken
+        return meta
+
+    def _has_token(self, exchange: Exchange, query: Mapping[str, str], token: str) -> bool:
+        _, _, bearer = exchange.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        shown = (query.get("token", ""), bearer.strip())
+        return any(hmac.compare_digest(each.encode(), token.encode()) for each in shown)
+
+    def _has_key(self, exchange: Exchange, key_id: str | None) -> bool:
+        try:
+            return key_id is not None and self._keys.check(exchange.headers) == key_id
+        except BadKey:
+            return False
+
+
 class StreamDelete(Endpoint):
     """`DELETE /v1/streams/ID`."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        streams: Streams,
-        keys: ApiKeys,
-        metrics: Metrics,
-        request_log: RequestLog,
-        reader: ReaderLimits,
-    ) -> None:
-        super().__init__(flow, metrics, request_log, reader)
-        self._streams = streams
-        self._keys = keys
+    def __init__(self, parts: EdgeParts, access: StreamAccess) -> None:
+        super().__init__(parts)
+        self._access = access
 
     async def serve(self, exchange: Exchange) -> None:
         exchange.record.route = STREAM_ROUTE
-        stream = await find_stream(exchange, self._streams, self._keys, query_of(exchange))
-        await self._streams.cancel(stream)
+        meta = await self._access.meta(exchange, query_of(exchange))
+        await self._access.streams.cancel(meta)
         exchange.record.ended = COMPLETE
         no_content(exchange)
         await self.flush(exchange)
-
-
-async def find_stream(
-    exchange: Exchange, streams: Streams, keys: ApiKeys, query: Mapping[str, str]
-) -> Stream:
-    """The stream of the path, if this client may have it. Raises what is wrong."""
-    stream_id = stream_id_of(exchange.path)
-    stream = None if stream_id is None else await streams.find(stream_id)
-    if stream is None:
-        raise UnknownStream
-    _check_access(exchange, stream.meta, keys, query)
-    return stream
-
-
-def _check_access(exchange: Exchange, meta: StreamMeta, keys: ApiKeys, query: Mapping[str, str]) -> None:
-    """By the stream's token, or by the API key that started it. Raises `BadStreamToken`."""
-    _, _, bearer = exchange.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    token = meta.token.encode()
-    if any(hmac.compare_digest(shown.encode(), token) for shown in (query.get("token", ""), bearer.strip())):
-        return
-    try:
-        if meta.key_id is not None and keys.check(exchange.headers) == meta.key_id:
-            return
-    except BadKey:
-        pass
-    raise BadStreamToken
 
 
 def stream_id_of(path: str) -> str | None:

@@ -19,14 +19,11 @@ from typing import Final
 from backend.fault_log import log_fault
 from gateway.answer import COMPLETE, Answer
 from gateway.detached import Detached
-from gateway.edge import Endpoint
+from gateway.edge import EdgeParts, Endpoint
 from gateway.exchange import Exchange
-from gateway.flow import Flow, Prompt, Route
+from gateway.flow import Prompt, Route
 from gateway.frames import json_bytes
 from gateway.journal_writer import JournalOutlet, JournalWriter
-from gateway.metrics import Metrics
-from gateway.outlet import ReaderLimits
-from gateway.request_log import RequestLog
 from gateway.stream_meta import Pending, StreamMeta
 from gateway.stream_routes import NO_STORE, PATH
 from gateway.streams import Stream, Streams
@@ -40,16 +37,8 @@ _SANE_KEY: Final = re.compile(rb"[\x21-\x7e]{1,255}")
 class StreamStart(Endpoint):
     """`POST /v1/streams`: the answer runs on without the connection."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        route: Route,
-        streams: Streams,
-        metrics: Metrics,
-        request_log: RequestLog,
-        reader: ReaderLimits,
-    ) -> None:
-        super().__init__(flow, metrics, request_log, reader)
+    def __init__(self, parts: EdgeParts, route: Route, streams: Streams) -> None:
+        super().__init__(parts)
         self._route = route
         self._streams = streams
         self._handed_on: set[Exchange] = set()
@@ -92,7 +81,7 @@ class StreamStart(Endpoint):
         self, exchange: Exchange, body: bytes, stream_id: str, digest: str, key: str | None
     ) -> Stream:
         record, streams = exchange.record, self._streams
-        streams.make_room()
+        streams.check_room()
         prompt, ready = await self.flow.prepare(exchange, self._route, body)
         now_s = time.time()
         meta = StreamMeta(
@@ -122,12 +111,12 @@ class StreamStart(Endpoint):
             await streams.discard(stream)
             raise
         self._handed_on.add(exchange)
+        self.flow.in_progress.add(client)  # a drain must not end between this and the task's first step
         streams.spawn(self._run(stream, client, stream.answer, prompt))
         return stream
 
     async def _run(self, stream: Stream, client: Detached, answer: Answer, prompt: Prompt) -> None:
         """The life of a stream's answer."""
-        self.flow.in_progress.add(client)
         try:
             await self.flow.finish(client, answer, prompt)
         except Exception as error:  # nobody waits for this task

@@ -28,7 +28,6 @@ from gateway.metrics import Metrics
 from gateway.store_appender import StoreAppender
 from gateway.store_copies import (
     CANCEL,
-    COMMAND_LIMIT_S,
     FORGET,
     INBOX_KEPT_MS,
     MAX_INBOX,
@@ -36,7 +35,7 @@ from gateway.store_copies import (
     message,
 )
 from gateway.store_follower import StoreFollower
-from gateway.store_link import Command, StoreHealth, StoreLink, connections
+from gateway.store_link import COMMAND_LIMIT_S, Command, StoreHealth, StoreLink, connections
 from gateway.store_script import (
     CLAIM,
     CREATE,
@@ -63,6 +62,7 @@ LEASE_RETRY_S: Final = 0.2
 CLAIM_S: Final = 60.0  # while a prompt is prepared; its process may have died
 CLOSE_LIMIT_S: Final = 1.0
 MAX_UNDONE: Final = 4096
+MAX_UNDONE_AT_ONCE: Final = 256  # at each renewal, which it must not hold up
 _META_FIELDS: Final = ("token", "owner", "created_s", "expires_s", "body_digest", "key_id")
 
 
@@ -97,6 +97,7 @@ class StreamStore:
     async def start(self, events: StoreEvents) -> None:
         """`Store.start`. Does not wait for a store that is away."""
         self._appender.broken = events.broken
+        self._care.lost = events.copy_lost
         self._follower.cancel_asked = events.cancel_asked
         self._follower.forget_asked = events.forget_asked
         with contextlib.suppress(StoreUnavailable):
@@ -223,9 +224,13 @@ class StreamStore:
 
     async def _renew_lease(self) -> None:
         await self._ask(("SET", lease_key(self.owner), "1", "PX", round(LEASE_S * 1000)))
-        while self._undone:
-            await self._ask(self._undone[0])
-            self._undone.popleft()
+        undone = [self._undone.popleft() for _ in range(min(len(self._undone), MAX_UNDONE_AT_ONCE))]
+        if undone:
+            try:
+                await self._ask(*undone)
+            except BaseException:
+                self._undone.extendleft(reversed(undone))
+                raise
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -4,7 +4,10 @@
     finished    kept for a while for those who come back, then forgotten; earlier if memory is needed
     copy        filled from the shared store; forgotten when nobody reads it
 
-Not here: what is on the wire (`gateway/stream_routes.py`), and the shared store (`gateway/stream_store.py`).
+    live --its answer is over--> finished --kept long enough, or room is needed--> forgotten
+    copy --nobody reads it, it is lost, or deleted--> forgotten
+
+Not here: what is on the wire (`gateway/stream_events.py`), and the shared store (`gateway/stream_store.py`).
 """
 
 from __future__ import annotations
@@ -13,16 +16,16 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from backend.fault_log import log_fault
 from gateway.answer import Answer
 from gateway.journal import Journal, JournalLimits
 from gateway.stream_meta import StreamMeta
 from gateway.stream_ports import Store
-from gateway.stream_reader import StreamReader, failed_frame
+from gateway.stream_reader import StreamReader
 from pipeline.errors import HeadraceError
-from pipeline.stream_errors import JournalFull, NoSharedStore, StreamAbandoned, StreamCancelled
+from pipeline.stream_errors import JournalFull, NoSharedStore, StreamAbandoned, StreamCancelled, UnknownStream
 
 # What a live stream may come to need: 2,048 tokens, which is the default limit, at 64 bytes.
 RESERVED_BYTES: Final = 128 << 10
@@ -42,28 +45,27 @@ class StreamLimits:
 
 
 class Stream:
-    """One stream as this process knows it. `answer` is None for a copy."""
+    """One stream as this process knows it. `answer`: only of a live one."""
 
-    __slots__ = ("answer", "ended_s", "error", "is_copy", "journal", "meta", "readers", "unread_since_s")
+    __slots__ = ("answer", "ended_s", "error", "journal", "meta", "readers", "state", "unread_since_s")
 
-    def __init__(self, meta: StreamMeta, journal: Journal, is_copy: bool, now_s: float) -> None:
+    def __init__(
+        self, meta: StreamMeta, journal: Journal, state: Literal["live", "copy"], now_s: float
+    ) -> None:
         self.meta = meta
         self.journal = journal
-        self.is_copy = is_copy
+        self.state: Literal["live", "finished", "copy"] = state
         self.answer: Answer | None = None
         self.readers: set[StreamReader] = set()
         self.unread_since_s: float | None = now_s
-        self.ended_s: float | None = None
+        self.ended_s = 0.0  # of a finished one
         self.error: HeadraceError | None = None  # the store cannot keep it: what every reader is told
 
     @property
-    def num_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """What it takes, or may come to."""
-        return (
-            self.journal.num_bytes
-            if self.ended_s is not None
-            else max(self.journal.num_bytes, RESERVED_BYTES)
-        )
+        num_bytes = self.journal.num_bytes
+        return num_bytes if self.state == "finished" else max(num_bytes, RESERVED_BYTES)
 
 
 class Streams:
@@ -109,46 +111,56 @@ class Streams:
     def num_bytes(self) -> int:
         return sum(stream.journal.num_bytes for stream in self._streams.values())
 
-    def make_room(self) -> None:
-        """Before a new stream. The oldest finished ones make way. Raises `JournalFull`, `NoSharedStore`."""
+    def check_room(self) -> None:
+        """Before anything is done for a new stream. Raises `JournalFull`, `NoSharedStore`."""
         if self._is_shared:
             raise NoSharedStore
-        limit = max(0, self.limits.max_bytes - RESERVED_BYTES)
-        num_bytes = self._shrink_to(limit)
-        if num_bytes > limit:
-            raise JournalFull(num_bytes, self.limits.max_bytes)
+        running = [stream for stream in self._streams.values() if stream.state != "finished"]
+        self._check_room(sum(stream.reserved_bytes for stream in running))
 
     async def create(self, meta: StreamMeta, key: str | None) -> Stream:
-        """A new stream without events. Raises `StoreUnavailable`."""
-        await self.store.create(meta, key)
+        """A new stream without events, for which the oldest finished ones make way.
+
+        Raises `JournalFull`, `StoreUnavailable`.
+        """
+        num_bytes = sum(stream.reserved_bytes for stream in self._streams.values())
+        self._check_room(self._shrink_to(self._room, num_bytes))
         journal = Journal(self.limits.journal, self.store.journal_of(meta.id))
-        stream = self._streams[meta.id] = Stream(meta, journal, False, monotonic())
+        stream = self._streams[meta.id] = Stream(meta, journal, "live", monotonic())
+        try:
+            await self.store.create(meta, key)
+        except BaseException:
+            self._forget(stream)
+            raise
         return stream
 
-    async def find(self, stream_id: str) -> Stream | None:
-        """The stream, or a copy of it that is being filled. Raises `StoreUnavailable`."""
+    async def known(self, stream_id: str) -> StreamMeta | None:
+        """What is known of a stream of any process. Raises `StoreUnavailable`."""
         stream = self._streams.get(stream_id)
+        return stream.meta if stream is not None else await self.store.meta(stream_id)
+
+    def open(self, meta: StreamMeta) -> Stream:
+        """The stream, or a copy of it that is being filled."""
+        stream = self._streams.get(meta.id)
         if stream is None:
-            meta = await self.store.meta(stream_id)
-            stream = self._streams.get(stream_id)  # somebody else may have looked for it, too
-            if stream is None and meta is not None:
-                stream = Stream(meta, Journal(self.limits.journal), True, monotonic())
-                self._streams[stream_id] = stream
-                self.store.follow(meta, stream.journal)
-        if stream is not None and stream.is_copy and not stream.readers:
+            stream = Stream(meta, Journal(self.limits.journal), "copy", monotonic())
+            self._streams[meta.id] = stream
+            self.store.follow(meta, stream.journal)
+        elif stream.state == "copy" and not stream.readers:
             stream.unread_since_s = monotonic()  # or it might be forgotten before its reader is there
         return stream
 
-    async def cancel(self, stream: Stream) -> None:
+    async def cancel(self, meta: StreamMeta) -> None:
         """A client wants it no more: it ends; one that has ended is forgotten. Raises `StoreUnavailable`."""
-        if stream.answer is not None:
+        stream = self._streams.get(meta.id)
+        if stream is None or stream.state == "copy":
+            if await self.store.cancel(meta):
+                self.copy_lost(meta.id, UnknownStream())
+        elif stream.answer is not None:
             stream.answer.fail(StreamCancelled())
-        elif stream.is_copy and not stream.journal.is_over:
-            if await self.store.cancel(stream.meta):  # we had not read so far
-                self._forget(stream)
         else:
             self._forget(stream)
-            await self.store.delete(stream.meta.id)
+            await self.store.delete(meta.id)
 
     def attach(self, stream: Stream, reader: StreamReader) -> None:
         stream.readers.add(reader)
@@ -162,7 +174,7 @@ class Streams:
     def ended(self, stream: Stream, now_s: float) -> None:
         """Its answer is over."""
         stream.answer = None
-        stream.ended_s = now_s
+        stream.state, stream.ended_s = "finished", now_s
 
     async def discard(self, stream: Stream) -> None:
         """It was not started after all."""
@@ -176,7 +188,7 @@ class Streams:
     def forget_asked(self, stream_id: str) -> None:
         """`StoreEvents.forget_asked`."""
         stream = self._streams.get(stream_id)
-        if stream is not None and stream.ended_s is not None:
+        if stream is not None and stream.state == "finished":
             self._drop(stream)
 
     def broken(self, stream_id: str, error: HeadraceError) -> None:
@@ -186,17 +198,25 @@ class Streams:
             stream.error = error
             self._fail(stream, error)
             for reader in tuple(stream.readers):
-                reader.fail(error)
+                reader.fail(error, is_final=True)
+
+    def copy_lost(self, stream_id: str, error: HeadraceError) -> None:
+        """`StoreEvents.copy_lost`: who reads it here goes elsewhere, or is told why not."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.state == "copy":
+            self._forget(stream)
+            stream.error = error  # for who has found it and is not a reader yet
+            stream.journal.fail(error)
 
     def look(self, now_s: float) -> None:
         """Enforce grace, keeping and memory; called several times a second."""
         limits, unread = self.limits, []
         for stream in list(self._streams.values()):
             since_s = stream.unread_since_s
-            if stream.is_copy:
+            if stream.state == "copy":
                 if since_s is not None and now_s - since_s > COPY_KEPT_S:
                     self._forget(stream)
-            elif stream.ended_s is not None:
+            elif stream.state == "finished":
                 if now_s - stream.ended_s > limits.keep_s and not stream.readers:
                     self._drop(stream)
             elif since_s is not None and now_s - since_s > limits.grace_s:
@@ -204,14 +224,15 @@ class Streams:
         if unread and self._asking is None:
             self._asking = self.spawn(self._end_abandoned(unread))
             self._asking.add_done_callback(self._asked)
-        if self._shrink_to(limits.max_bytes, num_bytes=self.num_bytes) > limits.max_bytes:
+        if self._shrink_to(limits.max_bytes, self.num_bytes) > limits.max_bytes:
             self._end_largest()
 
     async def _end_abandoned(self, streams: list[Stream]) -> None:
         """End those that nobody reads, here or elsewhere."""
+        since_s = [stream.unread_since_s for stream in streams]
         elsewhere = await self.store.read_elsewhere([stream.meta.id for stream in streams])
-        for stream in streams:
-            if stream.readers:
+        for stream, unread_since_s in zip(streams, since_s, strict=True):
+            if stream.unread_since_s != unread_since_s:  # somebody has come meanwhile
                 continue
             if stream.meta.id in elsewhere:
                 stream.unread_since_s = monotonic() - self.limits.grace_s + ELSEWHERE_S
@@ -223,10 +244,16 @@ class Streams:
         largest = max(self._streams.values(), key=lambda stream: stream.journal.num_bytes)
         error = JournalFull(self.num_bytes, self.limits.max_bytes)
         self._fail(largest, error)
-        if largest.is_copy:
-            self._forget(largest)
-            if not largest.journal.has_end:
-                largest.journal.end(failed_frame(error))
+        self.copy_lost(largest.meta.id, error)
+
+    @property
+    def _room(self) -> int:
+        """What others may take when a new one comes. One may run in any case."""
+        return max(0, self.limits.max_bytes - RESERVED_BYTES)
+
+    def _check_room(self, num_bytes: int) -> None:
+        if num_bytes > self._room:
+            raise JournalFull(num_bytes, self.limits.max_bytes)
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None
@@ -235,15 +262,11 @@ class Streams:
         if stream is not None and stream.answer is not None:
             stream.answer.fail(error)
 
-    def _shrink_to(self, limit: int, num_bytes: int | None = None) -> int:
+    def _shrink_to(self, limit: int, num_bytes: int) -> int:
         """Forget finished streams, the oldest first, until no more than `limit` bytes are used; what is."""
-        if num_bytes is None:
-            num_bytes = sum(stream.num_bytes for stream in self._streams.values())
         if num_bytes > limit:
-            finished = [
-                each for each in self._streams.values() if each.ended_s is not None and not each.is_copy
-            ]
-            for stream in sorted(finished, key=lambda each: each.ended_s or 0.0):
+            finished = [each for each in self._streams.values() if each.state == "finished"]
+            for stream in sorted(finished, key=lambda each: each.ended_s):
                 if num_bytes <= limit:
                     break
                 num_bytes -= stream.journal.num_bytes
@@ -256,7 +279,7 @@ class Streams:
         self.spawn(self.store.delete(stream.meta.id))
 
     def _forget(self, stream: Stream) -> None:
-        if self._streams.pop(stream.meta.id, None) is not None and stream.is_copy:
+        if self._streams.pop(stream.meta.id, None) is not None and stream.state == "copy":
             self.store.unfollow(stream.meta.id)
 
     def _done(self, task: asyncio.Task[None]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from filters.rules import Rule, RuleSet
 from gateway.answer import AnswerLimits
 from gateway.audit import Audit
-from gateway.edge import GenerationEndpoint
+from gateway.edge import EdgeParts, GenerationEndpoint
 from gateway.encoders import Encoders
 from gateway.flow import BodyLimits, Flow, generation_routes, stream_route
 from gateway.keys import ApiKeys
@@ -92,21 +92,13 @@ class Service:
             audit=Audit(self.metrics, self._request_log),
             way_out=WayOut(options or OutputOptions()),
         )
-        reader = reader or ReaderLimits(1 << 16)
+        edge = EdgeParts(self.flow, self.metrics, self._request_log, reader or ReaderLimits(1 << 16))
         self._endpoints = {
-            path: GenerationEndpoint(self.flow, route, self.metrics, self._request_log, reader)
+            path: GenerationEndpoint(edge, route)
             for path, route in generation_routes(RequestLimits()).items()
         }
         self.streams = streams or Streams(StreamLimits(), OwnStore())
-        self.stream_edge = StreamEdge(
-            self.flow,
-            stream_route(RequestLimits()),
-            self.streams,
-            api_keys,
-            self.metrics,
-            self._request_log,
-            reader,
-        )
+        self.stream_edge = StreamEdge(edge, stream_route(RequestLimits()), self.streams, api_keys)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         endpoint = self._endpoints.get(scope["path"]) or self.stream_edge.endpoint(scope)

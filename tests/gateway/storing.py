@@ -27,6 +27,7 @@ class Owner:
     def __init__(self) -> None:
         self.journals: dict[str, Journal] = {}
         self.broken_ones: list[tuple[str, HeadraceError]] = []
+        self.lost: list[tuple[str, HeadraceError]] = []
         self.cancelled: list[str] = []
         self.forgotten: list[str] = []
 
@@ -35,6 +36,9 @@ class Owner:
         journal = self.journals.get(stream_id)
         if journal is not None and not journal.has_end:
             journal.end(b"event: failed\ndata: {}\n\n")
+
+    def copy_lost(self, stream_id: str, error: HeadraceError) -> None:
+        self.lost.append((stream_id, error))
 
     def forget_asked(self, stream_id: str) -> None:
         self.forgotten.append(stream_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.edge import Endpoint
+from gateway.edge import EdgeParts, Endpoint
 from gateway.exchange import ABORT_EXTENSION, Exchange
 from gateway.outlet import ReaderLimits
 from gateway.record import RequestRecord
@@ -162,7 +162,7 @@ class Answering(Endpoint):
     """A route of a kind of its own: what it does is the test's."""
 
     def __init__(self, made: Service, error: BaseException | None = None) -> None:
-        super().__init__(made.flow, made.metrics, made._request_log, ReaderLimits(1 << 16))
+        super().__init__(EdgeParts(made.flow, made.metrics, made._request_log, ReaderLimits(1 << 16)))
         self.error = error
         self.ended: list[RequestRecord] = []
         self.was_in_progress = False
@@ -208,7 +208,7 @@ async def test_a_request_that_the_server_cancels_is_over_as_any_other() -> None:
 
 async def test_a_route_that_serves_nothing_is_a_fault() -> None:
     async with service() as made:
-        endpoint = Endpoint(made.flow, made.metrics, made._request_log, ReaderLimits(1 << 16))
+        endpoint = Endpoint(EdgeParts(made.flow, made.metrics, made._request_log, ReaderLimits(1 << 16)))
         client = await Request("/x").run(endpoint)
         assert client.status == 500
         assert made.lines[0]["route"] == "/x"

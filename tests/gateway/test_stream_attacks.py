@@ -10,14 +10,16 @@ from collections.abc import Iterator
 import pytest
 
 from gateway import store_copies
+from gateway.journal import Journal, JournalLimits
 from gateway.journal_writer import DONE_EVENT
 from gateway.store_script import lease_key
 from gateway.streams import StreamLimits, Streams
+from pipeline.stream_errors import UnknownStream
 from tests.components import need
 from tests.gateway.answering import turns
 from tests.gateway.serving import chat, service
 from tests.gateway.storing import id_of, processes, stored, stream_key, until, valkey
-from tests.gateway.streaming import SharedStore, read, start
+from tests.gateway.streaming import Read, SharedStore, read, start
 from tests.valkey import Valkey
 
 
@@ -77,7 +79,9 @@ async def test_stream_whose_owner_is_gone_is_deleted_at_once(
         server.client.delete(lease_key(one.store.owner))
         assert not await two.store.cancel(meta)
         assert server.client.exists(stream_key(1), stream_key(1) + ":meta") == 0
-        await until(lambda: copy.is_over)
+        await until(lambda: two.owner.lost)
+        ((stream_id, error),) = two.owner.lost
+        assert (stream_id, error.code) == (id_of(1), "stream_not_found")
 
 
 async def test_owner_forgets_what_others_have_deleted_if_it_has_ended() -> None:
@@ -100,11 +104,51 @@ async def test_copy_of_a_stream_that_had_ended_is_forgotten_with_it() -> None:
     store = Ended()
     async with service(streams=Streams(StreamLimits(), store)) as made:
         meta = store.has()
-        copy = await made.streams.find(meta.id)
-        assert copy is not None
-        await made.streams.cancel(copy)
+        copy = made.streams.open(meta)
+        reader = await read(made, meta.id, f"token={meta.token}")
+        await made.streams.cancel(meta)
         assert made.streams._streams == {}
         assert store.copies == {}
+        await reader.to_end()  # nobody fills the copy any more
+        assert reader.error["code"] == "stream_not_found"
+        assert not copy.journal.followers
+
+
+@pytest.mark.parametrize("num_turns", range(10))
+async def test_copy_that_is_lost_just_when_a_reader_comes_does_not_keep_it_waiting(num_turns: int) -> None:
+    """From when it was found until it is followed."""
+    store = SharedStore()
+    async with service(streams=Streams(StreamLimits(), store)) as made:
+        meta = store.has()
+        reader = Read(made, meta.id, f"token={meta.token}")
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        del store.metas[meta.id]
+        made.streams.copy_lost(meta.id, UnknownStream())
+        await turns(20)
+        made.streams.copy_lost(meta.id, UnknownStream())  # if it came after the first
+        await reader.to_end()
+        assert reader.error["code"] == "stream_not_found"
+
+
+async def test_stream_that_is_deleted_while_it_is_read_here_is_no_fault(
+    server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first events were read, and what they need is gone."""
+    server.client.flushall()
+    async with processes(server.url, 2) as (one, two):
+        journal = await one.stream(1)
+        template = journal.template([b"data: ", b"\n\n"])
+        assert template is not None
+        journal.text(template, b'"a"')
+        await stored(journal)
+        meta = await two.store.meta(id_of(1))
+        assert meta is not None
+        server.client.delete(stream_key(1) + ":meta")
+        two.store.follow(meta, Journal(JournalLimits()))
+        await until(lambda: two.owner.lost)
+        assert isinstance(two.owner.lost[0][1], UnknownStream)
+        assert caplog.records == []
 
 
 # -- a store without memory ----------------------------------------------------------------------------------
@@ -126,12 +170,11 @@ async def test_copy_whose_owner_is_gone_ends_also_if_the_store_takes_no_end(
         server.client.config_set("maxmemory", 1)
         try:
             server.client.delete(lease_key(one.store.owner))
-            await until(lambda: copy.is_over)
+            await until(lambda: two.owner.lost)
         finally:
             server.client.config_set("maxmemory", 0)
-        event = copy.wire(1, 1000)[0]
-        assert b'"gateway_lost"' in event
-        assert event.startswith(b"id: 2\nid: failed\n")  # the last one counts: 2 may be another event there
+        ((stream_id, error),) = two.owner.lost
+        assert (stream_id, error.code) == (id_of(1), "gateway_lost")
         assert two.store._care.copies == {}
 
 

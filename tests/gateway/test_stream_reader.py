@@ -16,7 +16,7 @@ from gateway.journal_writer import DONE_EVENT, failed_event
 from gateway.outlet import Outlet
 from gateway.stream_reader import RETRY, SLICE_BYTES, StreamReader, failed_frame
 from gateway.writers import SSE_HEADERS
-from pipeline.errors import WorkerLost
+from pipeline.errors import Draining, HeadraceError, WorkerLost
 from pipeline.stream_errors import StoreUnavailable
 from tests.gateway.answering import Client, turns, until
 from tests.gateway.asgi import served, slow_client
@@ -459,7 +459,7 @@ async def test_a_failure_of_one_reader_has_no_number_and_is_told_once(reads: boo
     if not reads:
         one.client.stops_reading()
     source.to(4)
-    one.reader.fail(StoreUnavailable())
+    one.reader.fail(StoreUnavailable(), is_final=True)
     one.reader.fail(WorkerLost("again"))
     source.to(NUM)
     one.client.reads_again()
@@ -468,6 +468,19 @@ async def test_a_failure_of_one_reader_has_no_number_and_is_told_once(reads: boo
     assert one.error["code"] == one.reader.ended == "store_unavailable"
     assert one.reader.detail == StoreUnavailable().message
     other.assert_complete(source)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable(), Draining()])
+async def test_a_reader_that_may_come_back_is_sent_away_without_an_event(error: HeadraceError) -> None:
+    """And without a blank line, which would make it forget its place."""
+    source = Source()
+    one = Read(source.journal)
+    source.to(3)
+    source.journal.fail(error)
+    await until(lambda: one.client.is_ended)
+    assert one.events == b"".join(source.whole[:3]) + b"retry: 3000\n"
+    assert one.reader.ended == error.code
+    assert not source.journal.followers
 
 
 async def test_an_unknown_fault_tells_the_client_nothing_and_the_publisher_not_even_that() -> None:

@@ -665,7 +665,7 @@ async def _one_life(made: Service, end: str) -> tuple[Any, Any]:
     if end == "complete":
         stream.engine.say("b", "stop")
     elif end == "cancelled":
-        await made.streams.cancel(stream.kept)
+        await made.streams.cancel(stream.kept.meta)
     else:
         made.flow.cut(Draining())
     await reader.to_end()

@@ -20,6 +20,7 @@ from pipeline.stream_errors import (
     NoSharedStore,
     StoreUnavailable,
     StreamCancelled,
+    UnknownStream,
 )
 from tests.gateway.answering import turns, until
 from tests.gateway.serving import Service, chat, service
@@ -131,13 +132,13 @@ async def test_a_finished_stream_is_kept_and_then_forgotten() -> None:
         stream = await start(made)
         await stream.ends()
         ended_s = stream.kept.ended_s
-        assert ended_s is not None
+        assert stream.kept.state == "finished"
         await look(made, ended_s + KEEP_S - 0.1)
         assert store.count("delete", stream.id) == 0
-        assert await made.streams.find(stream.id) is stream.kept
+        assert made.streams.open(stream.kept.meta) is stream.kept
         await look(made, ended_s + KEEP_S + 0.1)
         assert store.count("delete", stream.id) == 1
-        assert await made.streams.find(stream.id) is None
+        assert await made.streams.known(stream.id) is None
         assert made.streams.num_bytes == 0
 
 
@@ -173,16 +174,20 @@ async def test_room_for_a_new_stream_is_made_by_the_oldest_finished_ones() -> No
         live = [await start(made) for _ in range(2)]
         assert len(made.streams._streams) == 5
         made.streams.limits = StreamLimits(max_bytes=3 * RESERVED_BYTES + bytes_of(done[0], done[2]) + 1)
-        made.streams.make_room()
+        made.streams.check_room()
+        assert all(stream.id in made.streams._streams for stream in done)  # nothing is sure yet
+        await made.streams.discard(await made.streams.create(store.has(7), None))
         assert [stream.id in made.streams._streams for stream in done] == [True, False, True]
         made.streams.limits = StreamLimits(max_bytes=3 * RESERVED_BYTES)
-        made.streams.make_room()
+        await made.streams.discard(await made.streams.create(store.has(7), None))
         await turns()
         assert [stream.id in made.streams._streams for stream in [*done, *live]] == [False] * 3 + [True] * 2
         assert all(store.count("delete", stream.id) == 1 for stream in done)
         made.streams.limits = StreamLimits(max_bytes=3 * RESERVED_BYTES - 1)
         with pytest.raises(JournalFull, match=f"have {2 * RESERVED_BYTES} bytes; the limit is 393215"):
-            made.streams.make_room()
+            made.streams.check_room()
+        with pytest.raises(JournalFull):
+            await made.streams.create(store.has(7), None)
         assert made.streams.num_live == 2
 
 
@@ -190,19 +195,19 @@ async def test_a_live_stream_takes_what_it_may_come_to_or_what_it_has() -> None:
     async with service() as made:
         stream = await start(made)
         made.streams.limits = StreamLimits(max_bytes=2 * RESERVED_BYTES)
-        made.streams.make_room()
+        made.streams.check_room()
         stream.engine.say("x" * (RESERVED_BYTES + 10))
         with pytest.raises(JournalFull):
-            made.streams.make_room()
+            made.streams.check_room()
         await stream.ends()
         stream.kept.journal.num_bytes = 10
-        made.streams.make_room()
+        made.streams.check_room()
         assert stream.id in made.streams._streams
 
 
 async def test_several_processes_without_a_store_have_no_room_at_all() -> None:
     with pytest.raises(NoSharedStore):
-        Streams(StreamLimits(), OwnStore(), is_shared=True).make_room()
+        Streams(StreamLimits(), OwnStore(), is_shared=True).check_room()
 
 
 async def test_past_the_total_finished_ones_go_first_and_then_the_largest_live_one_ends() -> None:
@@ -251,7 +256,7 @@ async def test_a_copy_that_is_the_largest_ends_here_alone() -> None:
         made.streams.limits = StreamLimits(max_bytes=made.streams.num_bytes - 1)
         await look(made, monotonic())
         assert store.count("unfollow", meta.id) == 1
-        assert copy.journal.is_over
+        assert not copy.journal.has_end  # elsewhere it goes on
         assert list(made.streams._streams) == [own.id]
         await reader.to_end()
         assert (reader.ids[-1], reader.error["code"]) == ("failed", "journal_full")
@@ -290,29 +295,55 @@ async def test_two_that_look_for_a_stream_at_once_share_one_copy() -> None:
     async with shared() as (made, store):
         meta = store.has()
         store.gate.clear()
-        finds = [asyncio.create_task(made.streams.find(meta.id)) for _ in range(3)]
+        query = f"token={meta.token}"
+        reads = [asyncio.create_task(read(made, meta.id, query)) for _ in range(3)]
         await turns()
         store.gate.set()
-        found = await asyncio.gather(*finds)
-        assert found[0] is not None
-        assert found[0].is_copy
-        assert found[0] is found[1] is found[2] is await made.streams.find(meta.id)
+        await asyncio.gather(*reads)
+        await turns()
+        assert made.streams.open(meta).state == "copy"
+        assert len(made.streams.open(meta).readers) == 3
         assert store.count("follow", meta.id) == 1
         assert store.count("meta", meta.id) == 3
 
 
-async def test_own_streams_are_found_without_the_store_and_unknown_ones_not_at_all() -> None:
+async def test_own_streams_are_known_without_the_store_and_unknown_ones_not_at_all() -> None:
     async with shared() as (made, store):
         stream = await start(made)
         store.error = StoreUnavailable()
-        assert await made.streams.find(stream.id) is stream.kept
+        assert await made.streams.known(stream.id) is stream.kept.meta
         with pytest.raises(StoreUnavailable):
-            await made.streams.find("0" * 32)
+            await made.streams.known("0" * 32)
         store.error = None
         for _ in range(2):
-            assert await made.streams.find("0" * 32) is None
+            assert await made.streams.known("0" * 32) is None
         assert store.count("meta", "0" * 32) == 3
         assert store.copies == {}
+
+
+async def test_who_guesses_a_token_does_not_keep_a_stream_of_others_alive() -> None:
+    async with shared() as (made, store):
+        meta = store.has()
+        reader = await (await read(made, meta.id, "token=wrong")).to_end()
+        assert reader.error["code"] == "invalid_stream_token"
+        assert store.copies == {}
+        assert made.streams._streams == {}
+
+
+async def test_a_copy_that_is_lost_sends_its_readers_away_or_tells_them_why() -> None:
+    async with shared() as (made, store):
+        for error, said in ((StoreUnavailable(), b"retry: 3000\n"), (UnknownStream(), b"id: failed\n")):
+            meta = store.has()
+            reader = await read(made, meta.id, f"token={meta.token}")
+            store.writes(meta.id, 2)
+            waiting = await read(made, meta.id, f"token={meta.token}", last_event_id="9")
+            assert store.events is not None
+            store.events.copy_lost(meta.id, error)
+            for each in (reader, waiting):
+                await each.to_end()
+                assert said in each.client.body
+                assert (b"event: failed" in each.client.body) == (said == b"id: failed\n")
+            assert (made.streams._streams, store.copies) == ({}, {})
 
 
 async def test_a_copy_without_readers_is_forgotten_and_made_anew() -> None:
@@ -341,8 +372,7 @@ async def test_a_copy_that_somebody_has_found_waits_for_its_reader() -> None:
     """It was nearly forgotten: its reader must not follow what is not filled any more."""
     async with shared() as (made, store):
         meta = store.has()
-        copy = await made.streams.find(meta.id)
-        assert copy is not None
+        copy = made.streams.open(meta)
         now_s = monotonic()
         copy.unread_since_s = now_s - COPY_KEPT_S + 0.01
         reader = await read(made, meta.id, f"token={meta.token}", last_event_id="1")
@@ -358,17 +388,16 @@ async def test_finding_a_stream_does_not_make_its_grace_longer() -> None:
     async with service() as made:
         stream = await start(made)
         since_s = stream.kept.unread_since_s
-        await made.streams.find(stream.id)
+        made.streams.open(stream.kept.meta)
         assert stream.kept.unread_since_s == since_s
 
 
 async def test_a_copy_that_its_owner_has_ended_already_is_forgotten_when_it_is_cancelled() -> None:
     async with shared() as (made, store):
         meta = store.has()
-        copy = await made.streams.find(meta.id)
-        assert copy is not None
+        made.streams.open(meta)
         store.has_ended.add(meta.id)
-        await made.streams.cancel(copy)
+        await made.streams.cancel(meta)
         assert (made.streams._streams, store.copies) == ({}, {})
 
 
@@ -377,7 +406,7 @@ async def test_what_others_have_deleted_is_forgotten_if_it_has_ended() -> None:
         done, live = await start(made), await start(made)
         await done.ends()
         meta = store.has()
-        await made.streams.find(meta.id)
+        made.streams.open(meta)
         for stream_id in (done.id, live.id, meta.id, "0" * 32):
             made.streams.forget_asked(stream_id)
         await turns()
@@ -385,33 +414,29 @@ async def test_what_others_have_deleted_is_forgotten_if_it_has_ended() -> None:
         assert code_of(live) is None
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-async def test_cancelling_a_copy_is_its_owners_affair_unless_it_is_over(is_over: bool) -> None:
+async def test_cancelling_a_copy_is_its_owners_affair() -> None:
     async with shared() as (made, store):
         meta = store.has()
-        copy = await made.streams.find(meta.id)
-        assert copy is not None
+        copy = made.streams.open(meta)
         store.writes(meta.id)
-        if is_over:
-            store.writes(meta.id, is_end=True)
-        await made.streams.cancel(copy)
-        assert store.count("cancel", meta.id, "other") == (not is_over)
-        assert store.count("delete", meta.id) == store.count("unfollow", meta.id) == is_over
-        assert (meta.id in made.streams._streams) == (not is_over)
-        assert copy.journal.written == 1 + is_over
+        await made.streams.cancel(meta)
+        assert store.count("cancel", meta.id, "other") == 1
+        assert store.count("delete", meta.id) == store.count("unfollow", meta.id) == 0
+        assert made.streams.open(meta) is copy
+        assert copy.journal.written == 1
 
 
 async def test_cancelling_an_own_stream_ends_it_and_then_forgets_it() -> None:
     async with shared() as (made, store):
         stream = await start(made, chat(n=2))
         reader = await read(made, stream)
-        await made.streams.cancel(stream.kept)
+        await made.streams.cancel(stream.kept.meta)
         assert [engine.num_aborts for engine in stream.engines] == [1, 1]
         await reader.to_end()
         assert (code_of(stream), reader.error["code"]) == ("cancelled", "cancelled")
         assert store.count("delete", stream.id) == 0
         await turns()
-        await made.streams.cancel(stream.kept)
+        await made.streams.cancel(stream.kept.meta)
         assert store.count("delete", stream.id) == 1
         assert made.streams._streams == {}
         assert made.lines[0]["ended"] == "cancelled"
@@ -430,7 +455,7 @@ async def test_what_others_ask_to_cancel_ends() -> None:
         store.events.cancel_asked(stream.id)  # it is over
         store.events.cancel_asked("0" * 32)
         meta = store.has()
-        await made.streams.find(meta.id)
+        made.streams.open(meta)
         store.events.cancel_asked(meta.id)  # not ours
         assert code_of(stream) == "cancelled"
         assert stream.id in made.streams._streams
@@ -474,7 +499,7 @@ async def test_who_comes_to_a_broken_stream_is_told_for_good_and_may_delete_it()
         late = await (await read(made, stream)).to_end()
         assert (late.ids, late.error["message"]) == (["failed"], "It is gone.")
         await turns()
-        await made.streams.cancel(stream.kept)
+        await made.streams.cancel(stream.kept.meta)
         assert made.streams._streams == {}
 
 
@@ -590,7 +615,7 @@ async def test_what_the_store_does_not_take_is_no_stream() -> None:
     assert streams._streams == {}
     store.error = None
     stream = await streams.create(meta, "k")
-    assert not stream.is_copy
+    assert stream.state == "live"
     await streams.discard(stream)
     assert streams._streams == {}
     assert store.count("delete", "s") == 1
