@@ -98,7 +98,7 @@ async def test_owner_forgets_what_others_have_deleted_if_it_has_ended() -> None:
 
 async def test_copy_of_a_stream_that_had_ended_is_forgotten_with_it() -> None:
     class Ended(SharedStore):
-        async def cancel(self, meta: object) -> bool:  # type: ignore[override]
+        async def cancel(self, meta: object) -> bool:
             return True
 
     store = Ended()
