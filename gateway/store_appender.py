@@ -120,7 +120,12 @@ class StoreAppender:
 
     async def _append(self) -> None:
         await self._link.open(COMMAND_LIMIT_S)
-        command, sent = self._pack()
+        dirty = self._dirty
+        try:
+            command, sent = self._pack()
+        except BaseException:
+            self._dirty = dirty | self._dirty
+            raise
         if not sent:
             return
         started_s = self._clock()

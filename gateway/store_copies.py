@@ -26,6 +26,7 @@ from pipeline.stream_errors import GatewayLost, StoreUnavailable, UnknownStream
 
 SILENCE_S: Final = 3.0  # more than an owner takes to renew its lease after the store was away
 TEND_S: Final = 1.0
+MIN_TEND_S: Final = 0.05  # however short the grace period is
 INBOX_KEPT_MS: Final = 60_000
 MAX_INBOX: Final = 1024
 BELL: Final = b"bell"
@@ -105,7 +106,7 @@ class CopyCare:
         """Runs until it is cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(TEND_S, self._grace_s / 4)):
+                async with asyncio.timeout(min(TEND_S, max(self._grace_s / 4, MIN_TEND_S))):
                     await self._wake.wait()
             self._wake.clear()
             for work in (self._tell, self._look):  # a store without memory refuses the first alone

@@ -173,8 +173,9 @@ class StoreFollower:
             self._care.lose(copy, UnknownStream())
 
     def _take_inbox(self, entries: Sequence[Entry]) -> None:
-        for entry_id, (name, value) in entries:
+        for entry_id, fields in entries:
             self._inbox_position = entry_id
+            name, value = fields[:2]
             try:
                 if name == CANCEL:
                     self.cancel_asked(value.decode())

@@ -33,6 +33,10 @@ RETRY_PAUSE_S: Final = 0.2  # of what must be done in the end
 Command = Sequence[str | bytes | int]
 
 
+# Errors of which a new connection may be free: it loads the script, and finds the server that took over.
+_OF_THE_CONNECTION: Final = frozenset({"NOSCRIPT", "READONLY", "NOAUTH", "LOADING", "MASTERDOWN"})
+
+
 class StoreHealth:
     """Whether the store answers, counted and logged once a minute, without the errors' own words."""
 
@@ -55,7 +59,7 @@ class StoreHealth:
         self._metrics.store_errors.inc()
         if self._clock() >= self._log_after_s:
             self._log_after_s = self._clock() + _LOG_INTERVAL_S
-            log.warning("store of the streams: %s; tried again", type(error).__name__)
+            log.warning("store of the streams: %s; tried again", _kind_of(error))
 
 
 def connections(url: str) -> ConnectionPool:
@@ -63,7 +67,12 @@ def connections(url: str) -> ConnectionPool:
     pool = ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0), protocol=2)
     # Over what the URL may ask for. With a socket timeout redis-py sends through `asyncio.wait_for`, which
     # swallows a cancel in Python 3.11: our tasks would not end.
-    pool.connection_kwargs.update(socket_timeout=None, socket_connect_timeout=_CONNECT_LIMIT_S, protocol=2)
+    pool.connection_kwargs.update(
+        socket_timeout=None,
+        socket_connect_timeout=_CONNECT_LIMIT_S,
+        protocol=2,
+        decode_responses=False,
+    )
     return pool
 
 
@@ -76,8 +85,11 @@ class _Question(NamedTuple):
 
 
 class _Replies(asyncio.Protocol):
-    """The replies of one opened connection, in the order of the commands. After an error it is closed, for
-    the next reply would be another command's."""
+    """The replies of one opened connection, in the order of the commands.
+
+    An error reply fails the question that it belongs to. The connection is closed after a late reply, for the
+    next one would be another command's, and where a new one may fare better.
+    """
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
         self._loop = asyncio.get_running_loop()
@@ -110,17 +122,24 @@ class _Replies(asyncio.Protocol):
         self._fail(ConnectionError("closed"))
 
     def _replied(self, reply: Any) -> None:
-        if isinstance(reply, hiredis.ReplyError) or not self._questions:
-            self._fail(reply if isinstance(reply, Exception) else ConnectionError("a reply to nothing"))
+        is_error = isinstance(reply, hiredis.ReplyError)
+        if not self._questions or (is_error and _kind_of(reply) in _OF_THE_CONNECTION):
+            self._fail(reply if is_error else ConnectionError("a reply to nothing"))
             return
         self._replies.append(reply)
         question = self._questions[0]
-        if len(self._replies) == question.num_replies:
-            self._questions.popleft()
-            replies, self._replies = self._replies, []
-            question.timer.cancel()
-            if not question.answer.done():  # nobody waits for it any more
-                question.answer.set_result(replies)
+        if len(self._replies) < question.num_replies:
+            return
+        self._questions.popleft()
+        replies, self._replies = self._replies, []
+        question.timer.cancel()
+        if question.answer.done():  # nobody waits for it any more
+            return
+        errors = [each for each in replies if isinstance(each, hiredis.ReplyError)]
+        if errors:
+            question.answer.set_exception(errors[0])
+        else:
+            question.answer.set_result(replies)
 
     def _fail(self, error: Exception) -> None:
         self.is_open = False
@@ -129,7 +148,7 @@ class _Replies(asyncio.Protocol):
         for question in questions:
             question.timer.cancel()
             if not question.answer.done():
-                question.answer.set_exception(error)
+                question.answer.set_exception(_again(error))
 
 
 class StoreLink:
@@ -199,3 +218,15 @@ class StoreLink:
             await replies.ask(b"".join(connection.pack_command("SCRIPT", "LOAD", APPEND)), 1, limit_s)
         self._replies = replies
         self.num_opened += 1
+
+
+def _kind_of(error: BaseException) -> str:
+    """The first word of an error reply, a code; or the error's type. The rest may quote a request."""
+    code = str(error).split(" ", 1)[0]
+    is_code = isinstance(error, hiredis.ReplyError) and code.isascii() and code.isalnum() and code.isupper()
+    return code if is_code else type(error).__name__
+
+
+def _again(error: Exception) -> Exception:
+    """One for each who waits: a traceback is the error's own."""
+    return type(error)(*error.args)

@@ -714,3 +714,18 @@ async def test_readers_are_in_progress_until_their_end() -> None:
         await readers[1].to_end()
         assert len(made.flow.in_progress) == 0
         assert made.stream_edge._events._readers == {}
+
+
+async def test_a_server_that_stops_sends_readers_of_others_streams_away_with_their_place() -> None:
+    store = SharedStore()
+    async with service(streams=Streams(StreamLimits(), store)) as made:
+        meta = store.has()
+        reader = await read(made, meta.id, f"token={meta.token}")
+        store.writes(meta.id, 2)
+        made.stream_edge.cut(Draining())
+        await reader.to_end()
+        assert reader.client.body.endswith(b"\n\nretry: 3000\n")
+        assert reader.ids == ["1", "2"]
+        await turns()
+        assert made.flow.in_progress == set()
+        assert made.reader_lines[0]["ended"] == "draining"

@@ -405,3 +405,28 @@ def test_it_is_a_store() -> None:
     names = [name for name in vars(Store) if not name.startswith("_")]
     assert "claim" in names
     assert all(callable(getattr(StreamStore, name)) for name in names)
+
+
+async def test_error_reply_fails_the_question_it_belongs_to_alone(
+    server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with processes(server.url, 1) as (process,):
+        metas = [process.meta(number) for number in range(4)]
+        for meta in metas[1:]:
+            await process.store.create(meta, None)
+        server.client.set(stream_key(0) + ":meta", "no hash")
+        with caplog.at_level(logging.WARNING):
+            found = await asyncio.gather(
+                *(process.store.meta(meta.id) for meta in metas), return_exceptions=True
+            )
+        assert isinstance(found[0], StoreUnavailable)
+        assert found[1:] == metas[1:]
+        assert "WRONGTYPE; tried again" in caplog.text  # what kind, and no more
+        assert "against a key" not in caplog.text
+
+
+async def test_text_is_not_decoded_whatever_the_address_asks_for(server: Valkey) -> None:
+    async with processes(f"{server.url}?decode_responses=true", 2) as (one, two):
+        meta = one.meta(1)
+        await one.store.create(meta, None)
+        assert await two.store.meta(id_of(1)) == meta

@@ -24,7 +24,7 @@ from pipeline.stream_errors import (
 )
 from tests.gateway.answering import turns, until
 from tests.gateway.serving import Service, chat, service
-from tests.gateway.streaming import SharedStore, Started, read, start
+from tests.gateway.streaming import SharedStore, Started, post, read, start
 
 GRACE_S, KEEP_S = 30.0, 120.0
 
@@ -124,6 +124,20 @@ async def test_abandoned_ones_end_and_others_go_on() -> None:
             await reader.leaves()
 
 
+async def test_a_reader_who_came_and_left_while_the_store_was_asked_begins_the_grace_anew() -> None:
+    async with shared() as (made, store):
+        stream = await start(made)
+        store.gate.clear()
+        await look(made, monotonic() + GRACE_S + 1)
+        reader = await read(made, stream)
+        await reader.leaves()
+        store.gate.set()
+        await turns()
+        assert code_of(stream) is None
+        await look(made, monotonic() + GRACE_S + 1)
+        assert code_of(stream) == "abandoned"
+
+
 # -- keeping -------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +203,18 @@ async def test_room_for_a_new_stream_is_made_by_the_oldest_finished_ones() -> No
         with pytest.raises(JournalFull):
             await made.streams.create(store.has(7), None)
         assert made.streams.num_live == 2
+
+
+async def test_many_that_come_at_once_share_the_room_there_is() -> None:
+    """Each has looked for room before any of them has taken it."""
+    async with shared(max_bytes=3 * RESERVED_BYTES) as (made, store):
+        store.gate.clear()
+        posts = [asyncio.create_task(post(made, chat())) for _ in range(5)]
+        await until(lambda: len([call for call in store.calls if call[0] == "create"]) == 3)
+        store.gate.set()
+        clients = await asyncio.gather(*posts)
+        assert sorted(client.status for client in clients) == [201] * 3 + [503] * 2
+        assert made.streams.num_live == 3
 
 
 async def test_a_live_stream_takes_what_it_may_come_to_or_what_it_has() -> None:
