@@ -325,7 +325,7 @@ async def test_store_that_is_killed_fails_streams_by_name_and_new_ones_work_when
     breakable.valkey.kill()
     (at_owner, ended), (elsewhere, comes_back) = readers
     await asyncio.wait_for(ended, LIMIT_S)
-    assert failure(at_owner) == "store_unavailable"
+    assert final_failure(at_owner) == "store_unavailable"
     await breakable.until_idle()
     head, document = await asyncio.wait_for(post(first.port, chat()), LIMIT_S)
     assert (head.status, document["error"]["code"]) == (503, "store_unavailable")
@@ -334,13 +334,13 @@ async def test_store_that_is_killed_fails_streams_by_name_and_new_ones_work_when
     assert not comes_back.done()  # what it reads might be fine at its owner
     breakable.valkey.start()
     await asyncio.wait_for(comes_back, LIMIT_S)
-    assert failure(elsewhere) == "stream_not_found"
+    assert final_failure(elsewhere) == "stream_not_found"
     await until(first, lambda: asyncio.run(is_served(first.port, second.port)), "serving streams again")
     for gateway in breakable.gateways:
         assert_no_fault(gateway)
 
 
-def failure(source: EventSource) -> str:
+def final_failure(source: EventSource) -> str:
     """The code of what has ended it for good."""
     last = source.messages[-1]
     assert last.type == "failed"
@@ -366,14 +366,14 @@ async def test_store_that_hangs_fails_streams_by_name(breakable: Shared) -> None
     try:
         (at_owner, ended), (elsewhere, comes_back) = readers
         await asyncio.wait_for(ended, LIMIT_S)
-        assert failure(at_owner) == "store_unavailable"
+        assert final_failure(at_owner) == "store_unavailable"
         await breakable.until_idle()
         head, _ = await asyncio.wait_for(post(second.port, chat()), LIMIT_S)
         assert head.status == 503
     finally:
         breakable.valkey.signal(signal.SIGCONT)
     await asyncio.wait_for(comes_back, LIMIT_S)  # its owner has told the store in the end
-    assert failure(elsewhere) in ("store_unavailable", "stream_not_found")
+    assert final_failure(elsewhere) in ("store_unavailable", "stream_not_found")
 
 
 async def test_store_that_is_away_for_a_moment_loses_nothing(gateways: Shared) -> None:
