@@ -61,6 +61,7 @@ class Endpoint:
         finally:
             self.flow.in_progress.discard(exchange)
             self.over(exchange)
+            exchange.let_go()
 
     def remember(self, record: RequestRecord) -> None:
         """A request or a stream's answer is over: one line in the request log, and counted once."""

@@ -130,6 +130,10 @@ class Exchange:
         else:
             send_error(self.outlet, error, self.record)
 
+    def let_go(self) -> None:
+        """It has been served. Whoever is told of its end would wait for the garbage collector with it."""
+        self.on_gone = _ignore
+
     def close(self) -> None:
         """Cut the connection now: closing it politely would wait for a client that does not read."""
         abort = self._scope.get("extensions", {}).get(ABORT_EXTENSION)

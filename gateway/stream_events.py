@@ -80,7 +80,6 @@ class StreamEvents(Endpoint):
         record, reader = exchange.record, self._readers.pop(exchange, None)
         if reader is not None:
             record.ended, record.detail = reader.ended, reader.detail
-            exchange.on_gone = _ignore  # an exchange waits for the collector, and a journal must not
         self.metrics.requests.labels(EVENTS_ROUTE, str(record.status), record.ended).inc()
         line = {
             "time": round(time.time(), 3),
@@ -192,10 +191,6 @@ async def _filled(journal: Journal, after: int) -> None:
         raise StoreUnavailable from None
     finally:
         journal.followers.discard(waiting)
-
-
-def _ignore(reason: str) -> None:
-    pass
 
 
 def _event_headers(exchange: Exchange) -> list[tuple[bytes, bytes]]:

@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Fixtures that a session has once, or that take both cores: their tests run in one process, one by one.
-_ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway", "embedded_model"})
+_ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

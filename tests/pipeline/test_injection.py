@@ -61,7 +61,7 @@ def check_hostile_chats(name: str, seed: str, num_chats: int) -> None:
 
 @every_model
 def test_hostile_chats_have_the_ids_of_harmless_text(name: str) -> None:
-    check_hostile_chats(name, f"hostile {name}", 100)
+    check_hostile_chats(name, f"hostile {name}", 50)
 
 
 @pytest.mark.long
@@ -176,13 +176,13 @@ def test_number_of_control_tokens_is_that_of_the_harmless_twin(name: str) -> Non
     maker = HostileMaker(random.Random(f"twin {name}"), replace(tested.family, has_reasoning=False), texts)
     driver, brackets = Driver(tested.text), str.maketrans("<>|｜[]", "‹›¦¦⟦⟧")
     num_compared = 0
-    for _ in range(60):
+    for _ in range(30):
         body = maker.body() | {"continue_final_message": False}
         twin = mapped(body, lambda text: text.translate(brackets))
         num_compared += twin != body
         ids, twin_ids = (driver.ids(parsed(each)) for each in (body, twin))
         assert num_controls(tested, ids) == num_controls(tested, twin_ids), body
-    assert num_compared > 40
+    assert num_compared > 20
 
 
 def halves(control: str) -> list[tuple[str, str]]:
