@@ -114,7 +114,11 @@ async def ask_three_ways(
     return answers
 
 
-@pytest.mark.parametrize("index", range(len(SHORT)), ids=lambda index: SHORT[index][:20])
+@pytest.mark.parametrize(
+    "index",
+    [pytest.param(index, marks=pytest.mark.long) if index % 2 else index for index in range(len(SHORT))],
+    ids=lambda index: SHORT[index][:20],
+)
 async def test_short_prompts_give_the_text_of_their_ids(
     gateway: RecordingGateway, tokenizer: Tokenizer, vllm_text: Callable[[Run], str], index: int
 ) -> None:
