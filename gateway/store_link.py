@@ -42,6 +42,8 @@ class StoreHealth:
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
+        help_ = "1 while the store of the streams answers to every process of this gateway."
+        self._up = metrics.gauge("headrace_store_up", help_, "livemin")
         self._clock = clock
         self._log_after_s = 0.0
         self.is_up = False
@@ -50,12 +52,12 @@ class StoreHealth:
     def answered(self) -> None:
         if not self.is_up:
             self.is_up = True
-            self._metrics.store_up.set(1)
+            self._up.set(1)
 
     def failed(self, error: BaseException) -> None:
         self.is_up = False
         self.num_errors += 1
-        self._metrics.store_up.set(0)
+        self._up.set(0)
         self._metrics.store_errors.inc()
         if self._clock() >= self._log_after_s:
             self._log_after_s = self._clock() + _LOG_INTERVAL_S

@@ -72,9 +72,9 @@ class StreamEvents(Endpoint):
                 exchange.close()
 
     def cut(self, error: HeadraceError) -> None:
-        """The server stops: readers go elsewhere, also those of streams that go on elsewhere."""
+        """The server stops: readers of streams that go on elsewhere go there. Ours have been ended."""
         for reader in list(self._readers.values()):
-            reader.fail(error)
+            reader.leave(error)
 
     def over(self, exchange: Exchange) -> None:
         record, reader = exchange.record, self._readers.pop(exchange, None)
@@ -87,6 +87,7 @@ class StreamEvents(Endpoint):
             "id": record.request_id,
             "route": EVENTS_ROUTE,
             "client": record.client,
+            "key": record.key_id,
             "stream": stream_id_of(exchange.path),
             "status": record.status,
             "total_ms": round((monotonic() - record.started_s) * 1e3, 3),

