@@ -655,8 +655,8 @@ async def test_a_reader_leaves_one_line_without_text_or_token() -> None:
         assert over.client.status == 204
         first, second, third = made.reader_lines
         assert first.keys() == {
-            *("time", "event", "id", "route", "client", "stream", "status", "total_ms", "events", "bytes"),
-            *("lag_peak_events", "ended", "detail", "buffered_peak_bytes"),
+            *("time", "event", "id", "route", "client", "key", "stream", "status", "total_ms"),
+            *("events", "bytes", "lag_peak_events", "ended", "detail", "buffered_peak_bytes"),
         }
         assert (first["id"], first["route"], first["stream"]) == ("abc", ROUTE, stream.id)
         assert (first["status"], first["ended"], first["detail"]) == (200, "complete", "")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway import store_link, stream_store
+from gateway.metrics import Metrics
 from gateway.stream_meta import PENDING
 from gateway.stream_ports import Store
 from gateway.stream_store import StreamStore
@@ -395,7 +396,7 @@ async def test_connection_may_be_tcp_and_tls(server: Valkey, certificate: tuple[
 
 def test_url_of_something_else_is_refused() -> None:
     async def make() -> None:
-        StreamStore("https://localhost", metrics=Process("redis://localhost").metrics, **OPTIONS)
+        StreamStore("https://localhost", metrics=Metrics(), **OPTIONS)
 
     with pytest.raises(ValueError, match="redis://"):
         asyncio.run(make())
