@@ -40,7 +40,6 @@ STREAM_HEADERS = {
     "x-accel-buffering": "no",
     "x-content-type-options": "nosniff",
     "x-request-id": REQUEST_ID,
-    "server-timing": "",
 }
 
 
