@@ -82,8 +82,14 @@ def served(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 async def page(port: int) -> AsyncIterator[str]:
     """An empty page on a port of this machine; its URL."""
 
+    writers: list[asyncio.StreamWriter] = []  # a browser opens connections that it may need, and says nothing
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        writers.append(writer)
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return
         html = b"<!doctype html><title>page</title>"
         head = (
             b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -95,6 +101,9 @@ async def page(port: int) -> AsyncIterator[str]:
     server = await asyncio.start_server(answer, "127.0.0.1", port)
     async with server:
         yield f"http://127.0.0.1:{port}/"
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
 
 def asking(gateway: Gateway, path: str, body: Any = None, **headers: str) -> str:
