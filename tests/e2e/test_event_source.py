@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -77,6 +77,13 @@ class Played:
         self.port = 0
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                await self._answer(reader, writer)
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         ids = [line.partition(": ")[2] for line in head.split("\r\n") if line.startswith("last-event-id")]
         self.asked.append(ids[0] if ids else None)
@@ -91,7 +98,6 @@ class Played:
                 await _chunk(writer, f"id: {number}\ndata: <{number}流>\n\n".encode())
             await _chunk(writer, b"id: %d\nevent: done\ndata: [DONE]\n\n" % (NUM_EVENTS + 1))
             writer.write(b"0\r\n\r\n")
-        writer.close()
 
 
 async def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
