@@ -136,8 +136,13 @@ class ChatBody(SamplingFields, kw_only=True):
 _DECODER: Final = msgspec.json.Decoder(ChatBody)
 
 
-def parse_chat(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatRequest:
-    """The request that the bytes of a chat body ask for. Raises `InvalidRequest`, and nothing else."""
+def parse_chat(
+    body: bytes, limits: RequestLimits = DEFAULT_LIMITS, always_streams: bool = False
+) -> ChatRequest:
+    """The request that the bytes of a chat body ask for. Raises `InvalidRequest`, and nothing else.
+
+    `always_streams`: whatever the body says.
+    """
     fields = decode(_DECODER, body, limits.max_containers, drop_lone_surrogates=limits.drop_lone_surrogates)
     refuse_unsupported(fields)
     if fields.add_special_tokens:
@@ -158,7 +163,7 @@ def parse_chat(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ChatReque
             _logprobs(fields),
             calls_tools=tool_choice.kind in FORCED,
         ),
-        delivery=to_delivery(fields, limits),
+        delivery=to_delivery(fields, limits, always_streams),
         tools=tools,
         documents=fields.documents,
         chat_template_kwargs=_template_variables(fields, limits),

@@ -227,7 +227,7 @@ def generation_routes(limits: RequestLimits, reasoning_content: bool = False) ->
 
 def stream_route(limits: RequestLimits, reasoning_content: bool = False) -> Route:
     """How a resumable stream is asked for: a chat that streams whatever its body says."""
-    streamed = replace(limits, always_streams=True)
     return Route(
-        lambda body: parse_chat(body, streamed), partial(ChatShape, reasoning_content=reasoning_content)
+        lambda body: parse_chat(body, limits, always_streams=True),
+        partial(ChatShape, reasoning_content=reasoning_content),
     )

@@ -76,9 +76,9 @@ def to_generation(
     )
 
 
-def to_delivery(body: SamplingFields, limits: RequestLimits) -> Delivery:
+def to_delivery(body: SamplingFields, limits: RequestLimits, always_streams: bool = False) -> Delivery:
     """How the answer is to travel. Raises `InvalidRequest` for stream options without a stream."""
-    stream = bool(body.stream) or limits.always_streams
+    stream = bool(body.stream) or always_streams
     options, escape = body.stream_options, _escape(body.output, limits)
     if options is None:
         return Delivery(stream, escape=escape)

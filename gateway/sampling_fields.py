@@ -37,7 +37,6 @@ class RequestLimits:
     max_containers: int = 1_000_000  # arrays and objects in one body
     drop_lone_surrogates: bool = False  # in the whole body, instead of refusing it
     allow_escape: bool = False  # a request may say how its answer's text is escaped
-    always_streams: bool = False  # whatever the body says
 
 
 DEFAULT_LIMITS: Final = RequestLimits()
