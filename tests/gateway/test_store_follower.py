@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,34 +18,15 @@ from tests.gateway.storing import (
     stored,
     stream_key,
     until,
-    valkey,
     write_some,
 )
 from tests.valkey import Valkey
-
-
-@pytest.fixture(scope="module")
-def server_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with valkey(tmp_path_factory.mktemp("valkey")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(server_of_all: Valkey) -> Valkey:
-    server_of_all.client.flushall()
-    return server_of_all
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_copies, "RETRY_PAUSE_S", 0.02)
     monkeypatch.setattr(store_follower, "RETRY_PAUSE_S", 0.02)
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[Valkey]:
-    with valkey(tmp_path) as server:
-        yield server
 
 
 @pytest.fixture

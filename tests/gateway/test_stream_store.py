@@ -8,7 +8,6 @@ import logging
 import signal
 import ssl
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,27 +28,8 @@ from tests.gateway.storing import (
     stored,
     stream_key,
     until,
-    valkey,
 )
 from tests.valkey import Valkey
-
-
-@pytest.fixture(scope="module")
-def server_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
-    with valkey(tmp_path_factory.mktemp("valkey")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(server_of_all: Valkey) -> Valkey:
-    server_of_all.client.flushall()
-    return server_of_all
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[Valkey]:
-    with valkey(tmp_path) as server:
-        yield server
 
 
 @pytest.mark.parametrize("key_id", ["key", "", None])
