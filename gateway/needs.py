@@ -1,19 +1,26 @@
-"""Serves what requests need on their way in (`pipeline/needs.py`): encoding elsewhere, pauses, buffers."""
+"""Serves what requests need on their way in (`pipeline/needs.py`): encoding elsewhere, pauses, buffers, media."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from gateway.encoders import Encoders
-from pipeline.errors import QueueFull
-from pipeline.needs import Compute, Encode, Pause, Result, Steps, Wait
+from pipeline.errors import InvalidRequest, QueueFull
+from pipeline.needs import Compute, Encode, LoadMedia, Pause, Result, Steps, Wait
 from pipeline.token_buffer import BufferPool
+from pipeline.values import MediaRef, Medium
 
 _POLL_S: Final = 0.01  # between two looks for a free buffer: none is waited for unless the pool is exhausted
 
 Served = TypeVar("Served")
+Load = Callable[[Sequence[MediaRef]], Awaitable[tuple[Medium, ...]]]
+
+
+async def no_media(refs: Sequence[MediaRef]) -> tuple[Medium, ...]:
+    """For gateways that take text only."""
+    raise InvalidRequest(f"{refs[0].path}: this server takes text only.", refs[0].path)
 
 
 class NeedServer:
@@ -22,7 +29,10 @@ class NeedServer:
     Those that wait are served in their order, or small prompts would take every buffer before a large one.
     """
 
-    def __init__(self, encoders: Encoders, pool: BufferPool, wait_limit_s: float) -> None:
+    def __init__(
+        self, encoders: Encoders, pool: BufferPool, wait_limit_s: float, load_media: Load = no_media
+    ) -> None:
+        self._load_media = load_media
         self._encoders = encoders
         self._pool = pool
         self._wait_limit_s = wait_limit_s
@@ -54,11 +64,13 @@ class NeedServer:
         finally:
             steps.close()
 
-    async def _served(self, need: Encode | Compute | Wait, waits: _Waits) -> Any:
+    async def _served(self, need: Encode | Compute | Wait | LoadMedia, waits: _Waits) -> Any:
         if isinstance(need, Encode):
             return await self._encoders.encode(need)
         if isinstance(need, Compute):
             return await asyncio.get_running_loop().run_in_executor(self._encoders.executor, need.run)
+        if isinstance(need, LoadMedia):
+            return await self._load_media(need.refs)
         return await self._wait(need, waits)
 
     async def _wait(self, need: Wait, waits: _Waits) -> None:

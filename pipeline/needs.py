@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from pipeline.values import MediaRef
+
 
 class TextEncoder(Protocol):
     """What encodes texts, in any thread. `pipeline.encoding.Encoder` is one."""
@@ -59,13 +61,23 @@ class Wait:
     num_tokens: int
 
 
-Need = Pause | Encode | Compute | Wait
+@dataclass(frozen=True, slots=True)
+class LoadMedia:
+    """Load images and sounds, and hold them against the limits. The answer: a `Medium` for each, in order."""
+
+    refs: tuple[MediaRef, ...]
+
+
+Need = Pause | Encode | Compute | Wait | LoadMedia
 Result = TypeVar("Result")
 Steps = Generator[Need, Any, Result]
 
 
 def served(steps: Steps[Result]) -> Result:
-    """Run to the end with every need served at once, for start-up and tests. A `Wait` is a `RuntimeError`."""
+    """Run to the end with every need served at once, for start-up and tests.
+
+    A `Wait` or a `LoadMedia` is a `RuntimeError`.
+    """
     answer: Any = None
     while True:
         try:
@@ -75,4 +87,6 @@ def served(steps: Steps[Result]) -> Result:
             return result
         if isinstance(need, Wait):
             raise RuntimeError(f"no token buffer is free for {need.num_tokens} tokens")
+        if isinstance(need, LoadMedia):
+            raise RuntimeError(f"nobody loads {len(need.refs)} media here")
         answer = need.run() if isinstance(need, Encode | Compute) else None

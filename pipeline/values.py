@@ -14,6 +14,35 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 Json = Any  # a decoded JSON value; looked into only where a field's meaning is known
 
+MediaKind = Literal["image", "audio"]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRef:
+    """An image or a sound as a message names it. What is behind it has not been looked at."""
+
+    kind: MediaKind
+    url: str = field(repr=False)  # `data:` with the bytes themselves, `http:` or `https:`
+    path: str  # where it stands in the request, for errors: messages[0].content[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """An image or a sound, loaded and found to be within the limits. `data` is the file, not decoded."""
+
+    kind: MediaKind
+    data: bytes = field(repr=False)
+    format: str  # png, jpeg, webp, gif, wav, mp3, …
+    digest: str  # of `data`, in hex: equal ones are the same medium to caches
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSupport:
+    """How a model takes one kind of media."""
+
+    token_id: int  # its placeholder: the template writes one for each medium, the engine makes it many
+    max_count: int  # in one prompt
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
@@ -84,8 +113,8 @@ class Dropped:
 class ChatRequest:
     """Hop 1 of a chat: the validated body. Every string leaf in it is untrusted.
 
-    A message has a `role` and a `content` (a text, None, or a list of parts `{"type": "text", "text": …}`),
-    and may have a `name`, `reasoning`, `tool_calls` (`{"id", "type", "function": {"name", "arguments"}}`, the
+    A message has a `role` and a `content` (a text, None, or a list of parts: `{"type": "text", "text": …}`,
+    `{"type": "image" | "audio", "media": MediaRef}`), and may have a `name`, `reasoning`, `tool_calls` (`{"id", "type", "function": {"name", "arguments"}}`, the
     arguments as JSON in a string, an object or None) and a `tool_call_id`. `gateway/chat_messages.py` makes
     them so; nothing after it checks types again.
     """
@@ -148,6 +177,7 @@ class EngineCall:
     # else a grammar would constrain the thinking. None: the engine finds out by itself.
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: Mapping[str, Json] | None = None
+    media: tuple[Medium, ...] = ()  # one for each placeholder in the prompt, in their order by kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +187,7 @@ class FirstToken:
     cached_tokens: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
+    prompt_tokens: int | None = None  # with its media, which are many tokens each; None: as many as were sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +222,4 @@ class ModelInfo:
     scripted: bool = False
     created: int = 0
     reasoning_parser: str | None = None  # of the engine; it must be the gateway's too
+    media: Mapping[MediaKind, MediaSupport] = field(default_factory=dict)  # what it takes beside text
