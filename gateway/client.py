@@ -3,11 +3,21 @@ connections (`detached.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from gateway.record import RequestRecord
 from pipeline.errors import HeadraceError
+
+
+class Asker(Protocol):
+    """Who asks, while the prompt is being prepared."""
+
+    @property
+    def record(self) -> RequestRecord: ...
+
+    async def unless_gone(self, work: Awaitable[Any]) -> Any:
+        """The result of some work. Raises `ClientGone` if the client leaves first, or what it was refused with."""
 
 
 class Outgoing(Protocol):

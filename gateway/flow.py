@@ -17,7 +17,7 @@ from functools import partial
 from gateway.accept import stream_form
 from gateway.answer import COMPLETE, Answer, AnswerLimits, ObservePrompt
 from gateway.audit import Audit
-from gateway.client import Client
+from gateway.client import Asker, Client
 from gateway.exchange import Exchange, require_json
 from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.keys import ApiKeys
@@ -118,14 +118,18 @@ class Flow:
 
     async def prepare(self, exchange: Exchange, route: Route, body: bytes) -> tuple[Prompt, Ready]:
         """Steps 1 to 6: what the engine will be asked, and all that its answer will need to know."""
-        record = exchange.record
         request = route.parse(body)  # 1
-        record.done("parse")
+        exchange.record.done("parse")
+        return await self.prepare_request(exchange, request)
+
+    async def prepare_request(self, asker: Asker, request: Request) -> tuple[Prompt, Ready]:
+        """Steps 2 to 6, of a request that came in whatever form."""
+        record = asker.record
         model = self._admit(request.model)  # 2
         self._way_out.check(model, request)
         record.model, record.stream = request.model, request.delivery.stream
         rules = self._rules.current  # one version for the whole request
-        ready = await self._ready(exchange, model, request, rules)  # 3 to 6
+        ready = await self._ready(asker, model, request, rules)  # 3 to 6
         return Prompt(model, request, rules), ready
 
     def start(self, client: Client, writer: Writer, prompt: Prompt, ready: Ready) -> Answer:
@@ -162,11 +166,11 @@ class Flow:
         model = self._models.get(name)
         return self._models.within(model, self._engine.max_model_len(name))
 
-    async def _ready(self, exchange: Exchange, model: Model, request: Request, rules: RulesVersion) -> Ready:
+    async def _ready(self, asker: Asker, model: Model, request: Request, rules: RulesVersion) -> Ready:
         """Steps 3 to 6. What cannot be done at once is served while others run."""
-        record = exchange.record
+        record = asker.record
         steps = model.inbound.prepare(request, time.time(), _on_input(rules), record.done)
-        ready = await self._needs.serve(steps, exchange.unless_gone)
+        ready = await self._needs.serve(steps, asker.unless_gone)
         record.prompt_tokens = sum(prompt.num_tokens for prompt in ready.prompts)
         record.dropped = ready.dropped
         for hit in ready.hits:
