@@ -1,4 +1,5 @@
-"""Serves what requests need on their way in (`pipeline/needs.py`): encoding elsewhere, pauses, buffers, media."""
+"""Serves what requests need on their way in (`pipeline/needs.py`): encoding elsewhere, pauses, buffers, and
+media."""
 
 from __future__ import annotations
 

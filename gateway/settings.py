@@ -18,6 +18,7 @@ from gateway.prompt_settings import WarmPrompt
 from gateway.settings_access import Access
 from gateway.settings_answers import Answers
 from gateway.settings_field import ALL, BOTH, EDGE, GATEWAY, About
+from gateway.settings_media import Media
 from gateway.settings_streams import Streams
 from gateway.settings_tokens import Tokens
 from gateway.settings_worker import Engine, Scripted
@@ -283,5 +284,6 @@ class Settings:
     answers: Answers = field(default_factory=Answers)
     tokens: Tokens = field(default_factory=Tokens)
     streams: Streams = field(default_factory=Streams)
+    media: Media = field(default_factory=Media)
     engine: Engine = field(default_factory=Engine)
     scripted: Scripted = field(default_factory=Scripted)

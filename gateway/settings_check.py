@@ -13,6 +13,7 @@ from gateway.prompt_settings import check_warm
 from gateway.settings import MASK, Settings
 from gateway.settings_access import check_access
 from gateway.settings_answers import check_parsers
+from gateway.settings_media import check_media
 from gateway.settings_streams import EMBEDDED
 
 _REDIS_SCHEMES: Final = ("redis://", "rediss://", "unix://")
@@ -23,6 +24,7 @@ def check_together(settings: Settings) -> Iterator[str]:
     yield from _pairs(settings)
     yield from _addresses(settings)
     yield from check_access(settings.access)
+    yield from check_media(settings.media)
     yield from check_warm(settings.prompts.warm, settings.prompts.templates)
     yield from check_parsers("tool_call_parser", settings.answers.tool_call_parser)
     yield from check_parsers("reasoning_parser", settings.answers.reasoning_parser)

@@ -114,9 +114,9 @@ class ChatRequest:
     """Hop 1 of a chat: the validated body. Every string leaf in it is untrusted.
 
     A message has a `role` and a `content` (a text, None, or a list of parts: `{"type": "text", "text": …}`,
-    `{"type": "image" | "audio", "media": MediaRef}`), and may have a `name`, `reasoning`, `tool_calls` (`{"id", "type", "function": {"name", "arguments"}}`, the
-    arguments as JSON in a string, an object or None) and a `tool_call_id`. `gateway/chat_messages.py` makes
-    them so; nothing after it checks types again.
+    `{"type": "image" | "audio", "media": MediaRef}`), and may have a `name`, `reasoning`, `tool_calls`
+    (`{"id", "type", "function": {"name", "arguments"}}`, the arguments as JSON in a string, an object or
+    None) and a `tool_call_id`. `gateway/chat_messages.py` makes them so; nothing after it checks types again.
     """
 
     model: str
