@@ -17,7 +17,7 @@ class Asker(Protocol):
     def record(self) -> RequestRecord: ...
 
     async def unless_gone(self, work: Awaitable[Any]) -> Any:
-        """The result of some work. Raises `ClientGone` if the client leaves first, or what it was refused with."""
+        """The result of some work. Raises `ClientGone` if the client leaves, or what it is refused with."""
 
 
 class Outgoing(Protocol):
