@@ -21,6 +21,7 @@ from backend.progress import StreamProgress
 from tests import stack
 from tests.components import missing, need
 from tests.stack import Gateway, Worker
+from tests.vision_model import make_vision_model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Fixtures that a session has once, or that take both cores: their tests run in one process, one by one.
-_ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway"})
+_ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway", "vision_worker"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -91,6 +92,20 @@ def engine_gateway(engine_worker: Worker, tmp_path_factory: pytest.TempPathFacto
     """One gateway with default settings in front of `engine_worker`. Nobody may end it."""
     with stack.start_gateway(tmp_path_factory.mktemp("engine_gateway"), [engine_worker]) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def vision_model(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that takes images, see `tests/vision_model.py`."""
+    return make_vision_model(tmp_path_factory.mktemp("vision") / "vision", embedded_model)
+
+
+@pytest.fixture(scope="session")
+def vision_worker(vision_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One real vLLM worker with the tiny vision model for all tests of the session. Nobody may end it."""
+    folder = tmp_path_factory.mktemp("vision_worker")
+    with stack.start_engine(folder, vision_model, name="vision") as worker:
+        yield worker
 
 
 @pytest.fixture
