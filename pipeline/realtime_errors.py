@@ -12,7 +12,8 @@
     ├── IdleConversation            408, nobody says anything
     └── LivedTooLong                408, the longest life of a connection
     Overloaded
-    └── TooManyConversations        503, of this process
+    ├── TooManyConversations        503, of this process
+    └── TooManyResponses            503, of one conversation, at the same time
 
 An error of a client event is told in an `error` event, and the conversation goes on; the last three end it.
 A response that fails tells it in its `response.done`. Item ids are the client's own: no log holds them.
@@ -128,3 +129,10 @@ class TooManyConversations(Overloaded):
 
     def __init__(self, number: int, max_number: int) -> None:
         super().__init__(f"This process has {number} conversations; the limit is {max_number}.")
+
+
+class TooManyResponses(Overloaded):
+    code = "too_many_responses"
+
+    def __init__(self, number: int, max_number: int) -> None:
+        super().__init__(f"This conversation has {number} active responses; the limit is {max_number}.")
