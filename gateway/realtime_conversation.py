@@ -18,7 +18,7 @@ class Conversation:
     """
 
     def __init__(self, max_items: int = 1000, max_bytes: int = 32 << 20) -> None:
-        self._max_items = max_items
+        self.max_items = max_items
         self._max_bytes = max_bytes
         self._order: list[str] = []
         self._items: dict[str, Item] = {}
@@ -116,8 +116,8 @@ class Conversation:
         return self._order.index(previous_item_id) + 1
 
     def _check(self, num_items: int, num_bytes: int) -> None:
-        if num_items > self._max_items:
-            raise ConversationTooLarge(num_items, self._max_items, "items")
+        if num_items > self.max_items:
+            raise ConversationTooLarge(num_items, self.max_items, "items")
         if num_bytes > self._max_bytes:
             raise ConversationTooLarge(num_bytes, self._max_bytes, "bytes")
 
