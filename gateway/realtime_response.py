@@ -1,7 +1,7 @@
 """One response of a Realtime conversation: from `response.create` to `response.done`.
 
-It is the `gateway.client.Client` of its answer. What it says is written by `gateway/realtime_writer.py`; which
-responses a conversation has, and what it keeps of them, is in `gateway/realtime.py`.
+It is the `gateway.client.Client` of its answer. What it says is written by `gateway/realtime_writer.py`;
+which responses a conversation has, and what it keeps of them, is in `gateway/realtime.py`.
 """
 
 from __future__ import annotations

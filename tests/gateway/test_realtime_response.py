@@ -64,6 +64,7 @@ class FakeFlow:
 
     def __init__(self) -> None:
         self.prompt_ready = asyncio.Event()
+        self.is_answering = asyncio.Event()
         self.in_progress: set[Any] = set()
         self.refusal: HeadraceError | None = None  # of the prompt
         self.start_error: Exception | None = None
@@ -89,6 +90,7 @@ class FakeFlow:
             raise self.start_error
         self.writer = writer
         self.answer = FakeAnswer(self)
+        self.is_answering.set()
         return self.answer
 
     async def finish(self, client: Response, answer: FakeAnswer, prompt: str) -> None:
@@ -105,8 +107,7 @@ class Running:
 
     async def until_answering(self) -> None:
         self.flow.prompt_ready.set()
-        while self.flow.answer is None:
-            await asyncio.sleep(0)
+        await asyncio.wait_for(self.flow.is_answering.wait(), 5)
 
     async def ended(self) -> None:
         await asyncio.wait_for(self.task, 5)
