@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from backend.link import Welcome
+from backend.media_support import support_of
 from pipeline.values import ModelInfo
 
 OnModel = Callable[[ModelInfo, Mapping[str, bytes]], Awaitable[None]]
@@ -128,4 +129,5 @@ def _info(name: str, welcome: Welcome) -> ModelInfo:
         scripted=welcome.scripted,
         created=int(time.time()),
         reasoning_parser=welcome.reasoning_parser or None,
+        media=support_of(welcome),
     )

@@ -103,7 +103,7 @@ class Dispatch:
         extra, tokens = delta.extra, slot.tokens
         if extra is not None:
             if extra.is_first:
-                first = FirstToken(extra.cached_tokens, extra.queue_ms, extra.prefill_ms)
+                first = FirstToken(extra.cached_tokens, extra.queue_ms, extra.prefill_ms, extra.prompt_tokens)
                 self.slots.first_token(slot)
             if extra.logprobs is not None:
                 logprobs = [TokenLogprobs(*entry) for entry in extra.logprobs]

@@ -1,4 +1,6 @@
-"""The link's wire format: frames, framing and the handshake's arithmetic. No sockets, no clock.
+"""The link's wire format: frames and the handshake's arithmetic. No sockets, no clock.
+
+What cuts a byte stream into frames is `backend.framing`.
 
 A frame is `length: uint32 LE | kind: uint8 | payload`, the payload one msgpack array (msgspec `array_like`)
 whose length does not count the five header bytes. One connection per gateway process and worker, multiplexed
@@ -7,7 +9,7 @@ by slot.
     worker  -> CHALLENGE{nonce, version}
     gateway -> HELLO{version, mac(secret, nonce), nonce, name}
     worker  -> WELCOME{mac(secret, gateway's nonce), model, files, …}
-    gateway -> PIECE* SUBMIT | ABORT | FETCH
+    gateway -> MEDIA* PIECE* SUBMIT | ABORT | FETCH
     worker  -> STEP | CLOSED | ERROR | STATS | FILE
 
 A slot number belongs to the gateway. It is free again only after the worker's last frame for it: a delta
@@ -22,15 +24,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import msgspec
 
-VERSION: Final = (0, 2)  # major, minor; a peer one minor version older or newer is fine
+VERSION: Final = (0, 3)  # major, minor; a peer one minor version older or newer is fine
 HEADER: Final = struct.Struct("<IB")
 HEADER_BYTES: Final = HEADER.size
-# Long prompts travel in pieces; the largest frames: a file piece, a step of logprobs, a JSON schema.
+# Prompts and media travel in pieces; the largest frames: a file piece, a step of logprobs, a JSON schema.
 MAX_FRAME_BYTES: Final = 8 << 20
 PIECE_BYTES: Final = 64 << 10  # an abort waits behind one piece at most: 64 KiB is 0.05 ms at 10 Gbit/s
 MAX_SLOTS: Final = 1 << 16  # per connection; bounds what a peer can make the other side remember
@@ -47,6 +48,7 @@ CLOSED: Final = 9
 ERROR: Final = 10
 STATS: Final = 11
 FILE: Final = 12
+MEDIA: Final = 13
 
 
 class LinkError(Exception):
@@ -81,6 +83,13 @@ class FileInfo(msgspec.Struct, array_like=True):
     num_bytes: int
 
 
+class MediaInfo(msgspec.Struct, array_like=True):
+    """How the model takes one kind of media; `pipeline.values.MediaSupport`."""
+
+    token_id: int
+    max_count: int
+
+
 class Welcome(Frame):
     """All that a gateway must know of a worker."""
 
@@ -97,6 +106,16 @@ class Welcome(Frame):
     reasoning_parser: str | None = None
     max_running: int = 0
     engine_path: str = ""  # "steps", "generate" or "scripted"
+    media: dict[str, MediaInfo] = {}  # since 0.3: by kind; no other media may be sent
+
+
+class MediaHead(msgspec.Struct, array_like=True):
+    """One image or sound of a prompt; its bytes came before, in MEDIA frames."""
+
+    kind: str  # image, audio
+    format: str  # png, wav, …
+    digest: str
+    num_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Submit(Frame):
@@ -110,6 +129,7 @@ class Submit(Frame):
     cache_salt: str | None = None
     reasoning_ended: bool | None = None  # since 0.2: an older worker passes over this, and finds out itself
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    media: list[MediaHead] | None = None  # since 0.3: one for each placeholder, in their order by kind
 
 
 class Piece(Frame):
@@ -118,6 +138,14 @@ class Piece(Frame):
     slot: Slot
     generation: Generation
     ids: bytes
+
+
+class Media(Frame):
+    """A part of a prompt's media, all files one after the other, before its SUBMIT. `data` stays last."""
+
+    slot: Slot
+    generation: Generation
+    data: bytes
 
 
 class Abort(Frame):
@@ -137,6 +165,7 @@ class Extra(msgspec.Struct, array_like=True, gc=False):
     is_first: bool = False
     # per id: ([token ids: the sampled one, then the top k], [their logprobs], rank of the sampled one)
     logprobs: list[tuple[list[int], list[float], int]] | None = None
+    prompt_tokens: int | None = None  # since 0.3: with the first token of a prompt with media, which grew
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
@@ -213,6 +242,7 @@ KINDS: Final[dict[type[Frame], int]] = {
     Error: ERROR,
     Stats: STATS,
     FilePiece: FILE,
+    Media: MEDIA,
 }
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _BIN_32: Final = struct.Struct(">BI")  # msgpack's header of a `bin 32`: 0xC6, length
@@ -229,9 +259,18 @@ def encode(frame: Frame) -> bytearray:
 
 def piece_head(slot: int, generation: int, num_bytes: int) -> bytes:
     """A PIECE frame up to its ids: `num_bytes` of them follow as they are, from wherever they lie."""
-    head = encode(Piece(slot, generation, b""))
+    return _head(Piece(slot, generation, b""), num_bytes)
+
+
+def media_head(slot: int, generation: int, num_bytes: int) -> bytes:
+    """A MEDIA frame up to its data, as `piece_head`."""
+    return _head(Media(slot, generation, b""), num_bytes)
+
+
+def _head(frame: Piece | Media, num_bytes: int) -> bytes:
+    head = encode(frame)
     head[-2:] = _BIN_32.pack(0xC6, num_bytes)  # in place of the header of no bytes
-    HEADER.pack_into(head, 0, len(head) - HEADER_BYTES + num_bytes, PIECE)
+    HEADER.pack_into(head, 0, len(head) - HEADER_BYTES + num_bytes, KINDS[type(frame)])
     return bytes(head)
 
 
@@ -244,63 +283,6 @@ def decode(kind: int, payload: bytes | memoryview) -> Any:
         return decoder.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise LinkError(f"bad payload of frame kind {kind}: {error}") from error
-
-
-class Framer:
-    """Cuts a byte stream into frames. After a `LinkError` it refuses more.
-
-    `max_frame_bytes` may be raised once the peer is trusted.
-    """
-
-    __slots__ = ("_broken", "_buffer", "max_frame_bytes")
-
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self.max_frame_bytes = max_frame_bytes
-        self._buffer = bytearray()
-        self._broken = False
-
-    @property
-    def num_buffered_bytes(self) -> int:
-        return len(self._buffer)
-
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """The frames that are complete now, in order. Raises `LinkError` on an oversized or malformed one.
-
-        Lazy: frames that the caller does not take stay buffered for the next call.
-        """
-        if self._broken:
-            raise LinkError("the connection has already failed")
-        try:
-            yield from self._cut(data)
-        except LinkError:
-            self._broken = True
-            raise
-
-    def _cut(self, data: bytes) -> Iterator[Any]:
-        buffer = self._buffer
-        source: bytes | bytearray = data
-        if buffer:
-            buffer += data
-            source = buffer
-        start, end = 0, len(source)
-        try:
-            with memoryview(source) as view:
-                while end - start >= HEADER_BYTES:
-                    num_bytes, kind = HEADER.unpack_from(view, start)
-                    if num_bytes > self.max_frame_bytes:
-                        raise LinkError(f"a frame of {num_bytes} bytes; the limit is {self.max_frame_bytes}")
-                    stop = start + HEADER_BYTES + num_bytes
-                    if stop > end:
-                        break
-                    with view[start + HEADER_BYTES : stop] as payload:
-                        frame = decode(kind, payload)
-                    start = stop
-                    yield frame
-        finally:
-            if source is buffer:
-                del buffer[:start]
-            elif start < end:
-                buffer += data[start:]
 
 
 def proof(secret: bytes, nonce: bytes, role: bytes) -> bytes:

@@ -17,21 +17,22 @@ from backend import link
 from backend.address import Address, connect, tune
 from backend.dispatch import Dispatch
 from backend.file_receiver import FileReceiver
+from backend.framing import Framer
 from backend.link import (
     Challenge,
     Closed,
     Error,
     FilePiece,
-    Framer,
     LinkError,
     Stats,
     Step,
     Welcome,
 )
+from backend.media_support import Support, lack, support_of
 from backend.silence import Silence
 from backend.slots import Slot, SlotTable
 from backend.uploads import Parts
-from pipeline.errors import EngineFault, WorkerLost, WorkerStalled
+from pipeline.errors import EngineFault, EngineRejected, WorkerLost, WorkerStalled
 from pipeline.ports import Sink
 from pipeline.values import EngineCall
 
@@ -83,6 +84,7 @@ class LinkClient(asyncio.Protocol):
         self.address = address
         self.key = str(address)  # the same over a worker's restarts, for routing
         self.stats = Stats()
+        self.media: Support = {}  # what the worker takes, once it has introduced itself
         self.heard_s = clock()  # when the worker last sent anything
         self._dispatch = Dispatch(str(address), self._write)
         self.ended: asyncio.Future[EngineFault] = loop.create_future()
@@ -138,10 +140,13 @@ class LinkClient(asyncio.Protocol):
         does not count as load (`SlotTable.allocate`).
 
         Raises `WorkerLost` when the connection is over, `QueueFull` when every slot is taken,
-        `InvalidRequest` for sampling values that cannot travel.
+        `InvalidRequest` for sampling values that cannot travel, `EngineRejected` for media that the worker
+        does not take.
         """
         if self._phase != "open":
             raise WorkerLost(f"worker {self.worker} is not connected")
+        if call.media and (problem := lack(self.media, [each.kind for each in call.media])) is not None:
+            raise EngineRejected(f"worker {self.worker}: {problem}")
         return LinkHandle(self, self._dispatch.submit(call, sink, is_background))
 
     def abort(self, slot: Slot, generation: int) -> None:
@@ -229,6 +234,7 @@ class LinkClient(asyncio.Protocol):
     def _welcomed(self, welcome: Welcome) -> None:
         link.check_proof(self._secret, self._nonce, b"worker", welcome.mac)
         self._dispatch.worker = welcome.worker[:200]
+        self.media = support_of(welcome)
         self._phase = "open"
         self._silence.start(self._limits.stall_s)
         self._welcome.set_result(welcome)

@@ -20,6 +20,7 @@ from backend import link
 from backend.address import Address, check_trust, listen, remove_socket
 from backend.assembly import Assembly
 from backend.link import Closed, Delta, Error, Stats
+from backend.media_support import announced
 from backend.ports import EngineEvents, EngineInfo, Job, Key, Output, WorkerEngine
 from backend.server_connection import GatewayConnection
 from backend.server_stream import ABORTING, FREE, ORPHAN, RUNNING, Connection, ServerLimits, Stream
@@ -154,6 +155,7 @@ class LinkServer:
             reasoning_parser=info.reasoning_parser,
             max_running=info.max_running,
             engine_path=info.engine_path,
+            media=announced(info.media),
         )
 
     def opened(self, connection: Connection) -> bool:

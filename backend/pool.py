@@ -14,11 +14,12 @@ from typing import Final
 from backend.address import Address
 from backend.catalog import Catalog, OnModel
 from backend.link_client import ClientLimits, LinkClient
+from backend.media_support import Support, joined, lack
 from backend.remote_worker import PoolSettings, RemoteWorker, WorkerStatus
-from pipeline.errors import NoWorker, QueueFull, UnknownModel
+from pipeline.errors import EngineRejected, NoWorker, QueueFull, UnknownModel
 from pipeline.ports import Handle, Sink
 from pipeline.routing import Load, choose
-from pipeline.values import EngineCall, ModelInfo
+from pipeline.values import EngineCall, MediaKind, ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +82,15 @@ class WorkerPool:
     # -- pipeline.ports.Engine -----------------------------------------------------------------------------
 
     def models(self) -> list[ModelInfo]:
-        """Models with a ready worker. Where workers of a name differ, the shortest context is the model's."""
+        """Models with a ready worker.
+
+        Where workers of a name differ, the shortest context is the model's, and the media that any takes.
+        """
         infos = []
         for name in self._catalog.names():
             info, lengths = self._catalog.info(name), self._context_lengths(name)
             if info is not None and lengths:
-                infos.append(replace(info, max_model_len=min(lengths)))
+                infos.append(replace(info, max_model_len=min(lengths), media=self.media(name)))
         return infos
 
     def _context_lengths(self, name: str) -> list[int]:
@@ -102,31 +106,44 @@ class WorkerPool:
             raise self._nobody(model)
         return min(lengths)
 
+    def media(self, model: str) -> Support:
+        """What the ready workers of a model take beside text; nothing where none is ready."""
+        clients = (worker.serving(model) for worker in self._workers)
+        return joined(client.media for client in clients if client is not None)
+
     def check_room(self, model: str) -> None:
         self._with_room(model, 0)
 
     def submit(self, call: EngineCall, sink: Sink) -> Handle:
-        clients = _not_silent(self._with_room(call.model, call.prompt.num_tokens, call.fingerprint))
+        kinds = [medium.kind for medium in call.media]
+        clients = _not_silent(self._with_room(call.model, call.prompt.num_tokens, call.fingerprint, kinds))
         loads = [Load(client.key, client.slots.outstanding_tokens) for client in clients]
         return clients[choose(call.prompt.affinity, loads)].submit(call, sink)
 
-    def _with_room(self, model: str, num_tokens: int, fingerprint: str = "") -> list[LinkClient]:
+    def _with_room(
+        self, model: str, num_tokens: int, fingerprint: str = "", kinds: Sequence[MediaKind] = ()
+    ) -> list[LinkClient]:
         """Connections to ready workers of a model that can take such a prompt; there is at least one.
 
         `fingerprint`: of this very model. A name may have become another one's since the ids were made.
+        `kinds`: of its media, each as often as there are such.
         """
-        num_ready, clients = 0, []
-        for worker in self._workers:
-            client = worker.serving(model, fingerprint)
-            if client is not None:
-                num_ready += 1
-                if worker.has_room(client.slots, num_tokens):
-                    clients.append(client)
-        if not num_ready:
+        ready = [
+            (worker, client)
+            for worker in self._workers
+            if (client := worker.serving(model, fingerprint)) is not None
+        ]
+        if not ready:
             raise self._nobody(model, fingerprint)
+        if kinds:
+            problems = [lack(client.media, kinds) for _, client in ready]
+            ready = [each for each, problem in zip(ready, problems, strict=True) if problem is None]
+            if not ready:
+                raise EngineRejected(f"No worker of {model!r} takes this request's media: {problems[0]}.")
+        clients = [client for worker, client in ready if worker.has_room(client.slots, num_tokens)]
         if not clients:
             raise QueueFull(
-                f"The queue of every worker of {model!r} is full ({num_ready} ready). Try again later."
+                f"The queue of every worker of {model!r} is full ({len(ready)} ready). Try again later."
             )
         return clients
 

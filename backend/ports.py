@@ -7,12 +7,13 @@ engine only hands it back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
 from backend.link import Extra, FileInfo, Stats
+from pipeline.values import MediaKind, MediaSupport, Medium
 
 Key = Any
 
@@ -46,11 +47,12 @@ class EngineInfo:
     max_running: int = 0
     reasoning_parser: str | None = None
     scripted: bool = False
+    media: Mapping[MediaKind, MediaSupport] = field(default_factory=dict)  # what the model takes beside text
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One choice to generate. `ids`: int32 little-endian bytes of the whole prompt."""
+    """One choice to generate. `ids`: int32 little-endian bytes of the whole prompt, media not expanded."""
 
     ids: bytes
     sampling: Mapping[str, Any]
@@ -58,6 +60,7 @@ class Job:
     cache_salt: str | None = None
     reasoning_ended: bool | None = None  # as in `pipeline.values.EngineCall`
     reasoning_parser_kwargs: Mapping[str, Any] | None = None
+    media: tuple[Medium, ...] = ()  # of kinds that `EngineInfo.media` has; `data` is any buffer
 
 
 @dataclass(slots=True)

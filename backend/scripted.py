@@ -23,10 +23,12 @@ from tokenizers import Tokenizer
 from backend.address import parse_address
 from backend.link import Stats
 from backend.link_server import LinkServer
+from backend.media_support import Support
 from backend.model_files import ModelFiles, read_model_files
 from backend.ports import EngineEvents, EngineInfo, Job, Key, Output
 from backend.scripted_cache import PrefixCache
 from backend.scripted_faults import Faults, FaultyServer, is_due
+from backend.scripted_media import expanded, scripted_support
 from backend.scripted_options import ScriptedOptions
 from backend.scripted_stream import ScriptedStream
 from backend.scripted_tokens import Script, TokenTape, ordinary_ids
@@ -44,7 +46,8 @@ _SAMPLING_DEFAULTS: Final = ("repetition_penalty", "temperature", "top_k", "top_
 class ScriptedEngine:
     """`backend.ports.WorkerEngine` without a model; it runs on the loop that calls `start`.
 
-    Raises `ModelFilesError`, `ScriptError`, `OSError` for a folder or script that cannot be used.
+    Raises `ModelFilesError`, `ScriptError`, `OSError` for a folder or script that cannot be used, and
+    `ValueError` for a placeholder that the tokenizer lacks.
     """
 
     def __init__(self, options: ScriptedOptions) -> None:
@@ -57,7 +60,8 @@ class ScriptedEngine:
         self._vocabulary_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         config = _generation_config(options.tokenizer)
         self._eos_ids = _eos_ids(config, options.tokenizer, self._tokenizer)
-        self._info = _info(options, model, config)
+        media = scripted_support(options.media, self._tokenizer)
+        self._info = _info(options, model, config, media)
         self._cache = PrefixCache(options.block_size, max(1, options.kv_tokens // options.block_size))
         self._jitter = random.Random(options.seed)
         self._streams: dict[Key, ScriptedStream] = {}
@@ -85,27 +89,31 @@ class ScriptedEngine:
         logger.warning("this worker is scripted: it has no model, and its tokens are made up")
 
     def submit(self, key: Key, job: Job) -> None:
-        if (trouble := self._trouble(job)) is not None:
+        try:
+            prompt = expanded(job.ids, job.media, self._info.media)
+        except ValueError as error:
+            self._events.failed(key, "rejected", str(error))
+            return
+        if (trouble := self._trouble(prompt)) is not None:
             self._events.failed(key, *trouble)
             return
         answer = self._script.answer(job.ids) if self._script is not None else None
-        stream = ScriptedStream(
-            key, job, self.tape, answer, self._eos_ids, self._options.max_model_len, self._vocabulary_size
-        )
+        length, vocabulary_size = self._options.max_model_len, self._vocabulary_size
+        stream = ScriptedStream(key, job, prompt, self.tape, answer, self._eos_ids, length, vocabulary_size)
         stream.arrived_s = self._loop.time()
         self._streams[key] = stream
         heapq.heappush(self._waiting, (job.priority, next(self._arrival), stream))
         self._admit(stream.arrived_s)
         self._wake(stream.arrived_s)
 
-    def _trouble(self, job: Job) -> tuple[str, str] | None:
+    def _trouble(self, prompt: bytes) -> tuple[str, str] | None:
         """Kind and message of why a job cannot be taken."""
         options = self._options
-        if not job.ids or len(job.ids) % 4 or len(job.ids) // 4 >= options.max_model_len:
+        if not prompt or len(prompt) % 4 or len(prompt) // 4 >= options.max_model_len:
             longest = options.max_model_len - 1
             return (
                 "rejected",
-                f"the prompt has {len(job.ids)} bytes; it must be 1 to {longest} ids of 4 bytes",
+                f"the prompt has {len(prompt)} bytes; it must be 1 to {longest} ids of 4 bytes",
             )
         if self._num_admitted >= options.max_running and self._num_waiting >= options.max_waiting:
             return "busy", f"{self._num_waiting} jobs wait; the limit is {options.max_waiting}"
@@ -149,7 +157,7 @@ class ScriptedEngine:
             self._num_admitted += 1
             self._num_kv_tokens += stream.num_prompt
             stream.started_s = now_s
-            stream.cached_tokens = self._cache.admit(stream.job.ids, stream.job.cache_salt)
+            stream.cached_tokens = self._cache.admit(stream.prompt, stream.job.cache_salt)
             cost_s = (stream.num_prompt - stream.cached_tokens) * self._options.prefill_ms_per_1k / 1e6
             self._prefill_free_s = max(self._prefill_free_s, now_s) + cost_s
             stream.prefill_s, stream.prefill_ends_s = cost_s, self._prefill_free_s
@@ -265,7 +273,9 @@ async def serve_scripted(options: ScriptedOptions, stop: asyncio.Event, drain_s:
         await server.stop()
 
 
-def _info(options: ScriptedOptions, model: ModelFiles, config: Mapping[str, Any]) -> EngineInfo:
+def _info(
+    options: ScriptedOptions, model: ModelFiles, config: Mapping[str, Any], media: Support
+) -> EngineInfo:
     return EngineInfo(
         model_names=options.model_names,
         max_model_len=options.max_model_len,
@@ -279,6 +289,7 @@ def _info(options: ScriptedOptions, model: ModelFiles, config: Mapping[str, Any]
         max_running=options.max_running,
         reasoning_parser=options.reasoning_parser,
         scripted=True,
+        media=media,
     )
 
 

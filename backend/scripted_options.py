@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backend.scripted_faults import Faults
+from backend.scripted_media import parse_media
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class ScriptedOptions:
     seed: int = 0
     script: Path | None = None
     reasoning_parser: str | None = None  # announced, as if an engine had it; structured outputs are ignored
+    media: tuple[str, ...] = ()  # that it takes, with their placeholders: image=<image>, audio=<audio>
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
@@ -46,3 +48,4 @@ class ScriptedOptions:
             raise ValueError(f"jitter_ms is {self.jitter_ms}; it must not exceed step_ms, {self.step_ms}")
         if not self.model_names:
             raise ValueError("model_names is empty; a worker serves at least one name")
+        parse_media(self.media)

@@ -17,8 +17,9 @@ _END: Final = -1  # where an answer ends and the tokenizer has no end-of-sequenc
 class ScriptedStream:
     """A job on its way through the engine, waiting, prefilling or running.
 
-    `answer` is what a script wants said, None for the seeded walk. `make` gives the next id of a stream that
-    `is_plain`: past its first token, and nothing but its length can end it.
+    `prompt` is the job's with its media expanded. `answer` is what a script wants said, None for the seeded
+    walk. `make` gives the next id of a stream that `is_plain`: past its first token, and nothing but its
+    length can end it.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class ScriptedStream:
         "num_prompt",
         "prefill_ends_s",
         "prefill_s",
+        "prompt",
         "started_s",
     )
 
@@ -49,6 +51,7 @@ class ScriptedStream:
         self,
         key: Key,
         job: Job,
+        prompt: bytes,
         tape: TokenTape,
         answer: Sequence[int] | None,
         eos_ids: frozenset[int],
@@ -58,7 +61,8 @@ class ScriptedStream:
         sampling = job.sampling
         self.key = key
         self.job = job
-        self.num_prompt = len(job.ids) // 4
+        self.prompt = prompt
+        self.num_prompt = len(prompt) // 4
         self.left = min(
             int(sampling.get("max_tokens") or DEFAULT_MAX_TOKENS), max_model_len - self.num_prompt
         )
@@ -73,7 +77,7 @@ class ScriptedStream:
         self._num_logprobs: int | None = None if logprobs is None else int(logprobs)
         ends: frozenset[int] = frozenset() if sampling.get("ignore_eos") else eos_ids | {_END}
         self._stops = ends.union(sampling.get("stop_token_ids") or ())
-        self._filler = tape.walk(job.ids, sampling.get("seed"))
+        self._filler = tape.walk(prompt, sampling.get("seed"))
         source: Iterator[int] = self._filler
         if answer is not None:
             source = itertools.chain(answer, (next(iter(eos_ids), _END),), self._filler)
@@ -112,6 +116,7 @@ class ScriptedStream:
             queue_ms=(self.started_s - self.arrived_s) * 1e3,
             prefill_ms=(now_s - self.started_s) * 1e3,
             is_first=True,
+            prompt_tokens=self.num_prompt if self.job.media else None,
         )
 
     def _logprobs(self, token: int, count: int) -> tuple[list[int], list[float], int]:

@@ -1,4 +1,4 @@
-"""One gateway's connection, as a worker sees it: handshake, slots, prompts in pieces, deltas out."""
+"""One gateway's connection, as a worker sees it: handshake, slots, prompts in pieces with media, deltas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 from backend import link
 from backend.address import tune
 from backend.file_sender import FileSender
+from backend.framing import Framer
 from backend.link import (
     Abort,
     Closed,
@@ -17,15 +18,14 @@ from backend.link import (
     Error,
     Fetch,
     Frame,
-    Framer,
     Hello,
     LinkError,
+    Media,
     Piece,
     Step,
     Submit,
 )
 from backend.outbox import Outbox
-from backend.ports import Job
 from backend.server_stream import ASSEMBLING, ENDED, FREE, REFUSED, RUNNING, Host, Stream
 
 logger = logging.getLogger(__name__)
@@ -199,28 +199,32 @@ class GatewayConnection(asyncio.Protocol):
 
     def _piece(self, frame: Piece) -> None:
         stream = self._arriving(frame.slot, frame.generation)
-        if stream.state is ASSEMBLING and self._has_room(stream, frame.ids):
-            self._host.assembly.add(stream, frame.ids)
+        assembly = self._host.assembly
+        if stream.state is ASSEMBLING and self._is_taken(
+            stream, assembly.refusal(stream, frame.ids, self._host.info.max_model_len)
+        ):
+            assembly.add(stream, frame.ids)
+
+    def _media(self, frame: Media) -> None:
+        stream = self._arriving(frame.slot, frame.generation)
+        assembly = self._host.assembly
+        if stream.state is ASSEMBLING and self._is_taken(
+            stream, assembly.media_refusal(stream, frame.data, self._host.info.media)
+        ):
+            assembly.add_media(stream, frame.data)
 
     def _submit(self, frame: Submit) -> None:
         stream = self._arriving(frame.slot, frame.generation)
-        if stream.state is REFUSED or not self._has_room(stream, frame.ids):
+        assembly, info = self._host.assembly, self._host.info
+        if stream.state is REFUSED or not self._is_taken(
+            stream, assembly.submit_refusal(stream, frame, info.max_model_len, info.media)
+        ):
             stream.advance("submit")
             del self.streams[stream.slot]
             return
-        ids = self._host.assembly.finish(stream, frame.ids)
+        job = assembly.finish(stream, frame)
         stream.advance("submit")
-        self._host.submit(
-            stream,
-            Job(
-                ids,
-                frame.sampling,
-                frame.priority,
-                frame.cache_salt,
-                frame.reasoning_ended,
-                frame.reasoning_parser_kwargs,
-            ),
-        )
+        self._host.submit(stream, job)
 
     def _arriving(self, slot: int, generation: int) -> Stream:
         """The stream that a piece or submit belongs to, a new one where the slot is free."""
@@ -236,9 +240,8 @@ class GatewayConnection(asyncio.Protocol):
         stream = self.streams[slot] = Stream(self, slot, generation)
         return stream
 
-    def _has_room(self, stream: Stream, ids: bytes) -> bool:
+    def _is_taken(self, stream: Stream, refusal: tuple[str, str] | None) -> bool:
         """Whether this part of a prompt can be taken; answers with an ERROR where not."""
-        refusal = self._host.assembly.refusal(stream, ids, self._host.info.max_model_len)
         if refusal is None and (reason := self._host.busy()) is not None:
             refusal = "busy", reason
         if refusal is None:
@@ -301,6 +304,7 @@ class GatewayConnection(asyncio.Protocol):
 
 _HANDLERS: Final[dict[type, Any]] = {
     Submit: GatewayConnection._submit,
+    Media: GatewayConnection._media,
     Piece: GatewayConnection._piece,
     Abort: GatewayConnection._abort,
     Fetch: GatewayConnection._fetch,

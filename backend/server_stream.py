@@ -37,7 +37,7 @@ class ServerLimits:
 
     max_connections: int = 64
     max_waiting: int = 1024  # jobs without a first token, over all connections; more are answered `busy`
-    max_assembly_bytes: int = 256 << 20  # of prompts in pieces, over all connections
+    max_assembly_bytes: int = 256 << 20  # of prompts in pieces and media, over all connections
     handshake_s: float = 10.0
     stats_s: float = 1.0
     write_high_bytes: int = 256 << 10  # unsent; past it the reader counts as slow, and its deltas merge
@@ -67,7 +67,7 @@ class Connection(Protocol):
 class Stream:
     """One generation of one slot: the engine's key for it."""
 
-    __slots__ = ("connection", "generation", "num_bytes", "pieces", "slot", "started", "state")
+    __slots__ = ("connection", "generation", "media", "num_bytes", "pieces", "slot", "started", "state")
 
     def __init__(self, connection: Connection, slot: int, generation: int) -> None:
         self.connection = connection
@@ -77,6 +77,7 @@ class Stream:
         self.started = False  # it has had its first output
         self.pieces: list[bytes] = []
         self.num_bytes = 0  # of the pieces
+        self.media = bytearray()  # all of them so far, one after the other
 
     def advance(self, event: str) -> None:
         self.state = LIFECYCLE[self.state][event]

@@ -1,17 +1,20 @@
-"""Submits on their way out: short ones at once, long prompts in pieces that an abort can overtake. No I/O.
+"""Submits on their way out: short ones at once, long prompts and media in pieces that an abort can overtake.
+No I/O.
 
 A frame leaves as parts, for one gathering write. The ids of a prompt that is not short are such a part: a
-slice of the prompt's own view, copied by nobody here. The view keeps its pooled buffer from being used again,
-so it is held exactly until the last slice of it was handed over; then the transport holds what it must.
+slice of the prompt's own view, copied by nobody here; so are media. The view keeps its pooled buffer from
+being used again, so it is held exactly until the last slice of it was handed over; then the transport holds
+what it must.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final, TypeAlias, cast
 
 from backend import link
-from backend.link import Submit
+from backend.link import MediaHead, Submit
 from pipeline.errors import InvalidRequest
 from pipeline.values import EngineCall
 
@@ -22,42 +25,63 @@ MAX_COPIED_BYTES: Final = 16 << 10
 Parts: TypeAlias = tuple[bytes | bytearray | memoryview, ...]  # what to write, one after the other
 
 
+_HEADS: Final = {link.PIECE: link.piece_head, link.MEDIA: link.media_head}
+
+
 class _Upload:
-    """A long prompt: what is left of its ids, and the SUBMIT frame that ends it."""
+    """A long submit: what is left of its media and ids, by frame kind, and the SUBMIT frame that ends it."""
 
-    __slots__ = ("generation", "head", "is_begun", "rest", "slot", "submit")
+    __slots__ = ("generation", "is_begun", "rest", "slot", "submit")
 
-    def __init__(self, slot: int, generation: int, ids: memoryview, submit: bytearray) -> None:
+    def __init__(
+        self, slot: int, generation: int, rest: Iterable[tuple[int, memoryview]], submit: bytearray
+    ) -> None:
         self.slot = slot
         self.generation = generation
-        self.rest = ids
+        self.rest = deque(rest)
         self.submit = submit
-        self.head = link.piece_head(slot, generation, link.PIECE_BYTES)  # of every piece but the last
         self.is_begun = False
+
+    def take(self) -> Parts:
+        """The next frame, the last one with the SUBMIT behind it."""
+        self.is_begun = True
+        if not self.rest:
+            return (self.submit,)
+        kind, data = self.rest.popleft()
+        piece, data = data[: link.PIECE_BYTES], data[link.PIECE_BYTES :]
+        if data.nbytes:
+            self.rest.appendleft((kind, data))
+        head = _HEADS[kind](self.slot, self.generation, piece.nbytes)
+        return (head, piece) if self.rest else (head, piece, self.submit)
 
 
 class Uploads:
-    """Long prompts go one after the other: the first is complete, and prefilling, before the next starts."""
+    """Long ones go one after the other: the first is complete, and prefilling, before the next starts."""
 
     def __init__(self) -> None:
         self.copied_bytes = 0  # ids copied here on their way from prompt to transport, so far
         self._long: deque[_Upload] = deque()
 
     def start(self, slot: int, generation: int, call: EngineCall) -> Parts | None:
-        """What to send now, or None for a long prompt, which is queued instead.
+        """What to send now, or None for a long prompt or one with media, which is queued instead.
 
         Raises `InvalidRequest` if the sampling values cannot be encoded, or are too long.
         """
         num_bytes = 4 * call.prompt.num_tokens
-        if num_bytes <= MAX_COPIED_BYTES:
-            submit = _encode(slot, generation, call.prompt.ids[:num_bytes], call)
-            self.copied_bytes += num_bytes
-            return (submit,)
-        submit = _encode(slot, generation, _NO_IDS, call)
         ids = call.prompt.ids[:num_bytes]
-        if num_bytes <= link.PIECE_BYTES:
-            return link.piece_head(slot, generation, num_bytes), ids, submit
-        self._long.append(_Upload(slot, generation, ids, submit))
+        is_copied = num_bytes <= MAX_COPIED_BYTES
+        submit = _encode(slot, generation, ids if is_copied else _NO_IDS, call)
+        if is_copied:
+            self.copied_bytes += num_bytes
+        if not call.media:
+            if is_copied:
+                return (submit,)
+            if num_bytes <= link.PIECE_BYTES:
+                return link.piece_head(slot, generation, num_bytes), ids, submit
+        rest = [(link.MEDIA, memoryview(medium.data)) for medium in call.media if medium.data]
+        if not is_copied:
+            rest.append((link.PIECE, ids))
+        self._long.append(_Upload(slot, generation, rest, submit))
         return None
 
     def drop(self, slot: int) -> bool:
@@ -73,16 +97,14 @@ class Uploads:
         self._long.clear()
 
     def take_piece(self) -> Parts | None:
-        """The next piece of the first long prompt, the last with its SUBMIT; None when there is none."""
+        """The next piece of the first long submit, the last with its SUBMIT; None when there is none."""
         if not self._long:
             return None
         upload = self._long[0]
-        upload.is_begun = True
-        piece, upload.rest = upload.rest[: link.PIECE_BYTES], upload.rest[link.PIECE_BYTES :]
-        if upload.rest.nbytes:
-            return upload.head, piece
-        self._long.popleft()
-        return link.piece_head(upload.slot, upload.generation, piece.nbytes), piece, upload.submit
+        parts = upload.take()
+        if parts[-1] is upload.submit:
+            self._long.popleft()
+        return parts
 
 
 _NO_IDS: Final = memoryview(b"")
@@ -101,6 +123,7 @@ def _encode(slot: int, generation: int, ids: memoryview, call: EngineCall) -> by
             call.cache_salt,
             call.reasoning_ended,
             cast("dict[str, Any] | None", call.reasoning_parser_kwargs),
+            [MediaHead(each.kind, each.format, each.digest, len(each.data)) for each in call.media] or None,
         )
         frame = link.encode(submit)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

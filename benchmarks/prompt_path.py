@@ -21,7 +21,8 @@ import uvloop
 
 from backend import link
 from backend.address import Address
-from backend.link import Framer, Hello, Stats, Welcome
+from backend.framing import Framer
+from backend.link import Hello, Stats, Welcome
 from backend.link_client import LinkClient
 from backend.link_server import LinkServer
 from backend.ports import EngineEvents, EngineInfo, Job, Key, Output

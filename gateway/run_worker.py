@@ -86,6 +86,7 @@ def _scripted_options(settings: Settings) -> ScriptedOptions:
         kv_tokens=scripted.kv_tokens,
         seed=scripted.seed,
         script=scripted.script,
+        media=scripted.scripted_media,
         faults=Faults(
             die_after_tokens=scripted.die_after_tokens,
             stall_after_tokens=scripted.stall_after_tokens,

@@ -73,6 +73,10 @@ class Scripted:
     block_size: Annotated[int, About("block of its simulated prefix cache", "tokens", at_least=1)] = 16
     kv_tokens: Annotated[int, About("tokens that this cache holds", "tokens", at_least=1)] = 4_194_304
     seed: Annotated[int, About("seed of its tokens", "number", at_least=0)] = 0
+    scripted_media: Annotated[
+        tuple[str, ...],
+        About("media that it takes, with their placeholder, as image=<image>; repeat for several"),
+    ] = ()
     die_after_tokens: Annotated[
         int | None, About("fault: the engine dies after so many", "tokens", at_least=0)
     ] = None

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from backend import link
-from backend.link import Framer
+from backend.framing import Framer
 from backend.link_client import ClientLimits, LinkClient, open_link
 from backend.link_server import LinkServer
 from backend.scripted import ScriptedOptions, scripted_server

@@ -5,12 +5,18 @@ from __future__ import annotations
 import random
 
 from backend.assembly import Assembly
+from backend.link import Submit
 
 
 class Collected:
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.num_bytes = 0
+        self.media = bytearray()
+
+
+def last(ids: bytes) -> Submit:
+    return Submit(0, 1, ids, {})
 
 
 def test_prompt_is_whole_for_random_cuts() -> None:
@@ -24,7 +30,7 @@ def test_prompt_is_whole_for_random_cuts() -> None:
             assembly.add(stream, prompt[start:end])
             start = end
         assert assembly.num_bytes == stream.num_bytes == start
-        assert assembly.finish(stream, prompt[start:]) == prompt
+        assert assembly.finish(stream, last(prompt[start:])).ids == prompt
         assert assembly.num_bytes == stream.num_bytes == 0
 
 
@@ -48,9 +54,9 @@ def test_pieces_before_an_empty_last_part_are_the_prompt_and_one_piece_is_not_co
     assembly, stream = Assembly(100), Collected()
     piece = bytes(range(40))
     assembly.add(stream, piece)
-    assert assembly.finish(stream, b"") is piece
+    assert assembly.finish(stream, last(b"")).ids is piece
     assembly.add(stream, piece)
     assembly.add(stream, piece[:8])
-    assert assembly.finish(stream, b"") == piece + piece[:8]
-    assert assembly.finish(stream, piece) is piece
+    assert assembly.finish(stream, last(b"")).ids == piece + piece[:8]
+    assert assembly.finish(stream, last(piece)).ids is piece
     assert assembly.num_bytes == stream.num_bytes == 0

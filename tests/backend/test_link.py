@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from backend import link
+from backend.framing import Framer
 from backend.link import (
     Abort,
     Closed,
@@ -17,7 +18,6 @@ from backend.link import (
     Extra,
     FileInfo,
     Frame,
-    Framer,
     LinkError,
     Stats,
     Step,
@@ -29,7 +29,16 @@ FRAMES: list[Frame] = [
     link.Challenge(b"n" * 32, link.VERSION),
     link.Hello(link.VERSION, b"m", b"n", "gateway-1"),
     Welcome(
-        b"m", "w", ["a", "b"], 4096, 16, {"top_p": 0.9}, "f", [FileInfo("t", "0" * 64, 3)], {"vllm": "1"}
+        b"m",
+        "w",
+        ["a", "b"],
+        4096,
+        16,
+        {"top_p": 0.9},
+        "f",
+        [FileInfo("t", "0" * 64, 3)],
+        {"vllm": "1"},
+        media={"image": link.MediaInfo(7, 16)},
     ),
     Submit(
         3,
@@ -40,14 +49,16 @@ FRAMES: list[Frame] = [
         "salt",
         False,
         {"chat_template_kwargs": {"thinking": True}},
+        [link.MediaHead("image", "png", "0" * 64, 300)],
     ),
     link.Piece(3, 9, b"\1\0\0\0" * 100),
+    link.Media(3, 9, b"png" * 100),
     Abort([(3, 9), (4, 10)]),
     link.Fetch("0" * 64),
     Step(
         [
             Delta(0, 1, [5]),
-            Delta(1, 2, [6, 7], "stop", 7, Extra(1, 2.0, 3.0, True, [([1, 2], [-0.1, -2.0], 1)] * 2)),
+            Delta(1, 2, [6, 7], "stop", 7, Extra(1, 2.0, 3.0, True, [([1, 2], [-0.1, -2.0], 1)] * 2, 9)),
         ]
     ),
     Closed([(3, 9)]),
@@ -113,7 +124,7 @@ def test_oversized_frame_is_refused_from_its_header_alone() -> None:
         list(framer.feed(STREAM))
 
 
-@pytest.mark.parametrize("kind", [0, 13, 255])
+@pytest.mark.parametrize("kind", [0, 14, 255])
 def test_unknown_kind_is_a_link_error(kind: int) -> None:
     with pytest.raises(LinkError, match=f"unknown frame kind {kind}"):
         list(Framer().feed(link.HEADER.pack(0, kind)))

@@ -13,6 +13,7 @@ import uvloop
 
 from backend import link
 from backend.address import Address
+from backend.framing import Framer
 from backend.link import (
     Abort,
     Closed,
@@ -20,7 +21,6 @@ from backend.link import (
     Error,
     Extra,
     FilePiece,
-    Framer,
     Piece,
     Stats,
     Step,

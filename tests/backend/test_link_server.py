@@ -12,6 +12,7 @@ import pytest
 
 from backend import link
 from backend.address import Address, AddressError, parse_address
+from backend.framing import Framer
 from backend.link import (
     Abort,
     Closed,
@@ -20,7 +21,6 @@ from backend.link import (
     Extra,
     Fetch,
     FileInfo,
-    Framer,
     Hello,
     Piece,
     Step,

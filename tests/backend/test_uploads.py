@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from backend import link
-from backend.link import Framer, Piece, Submit
+from backend.framing import Framer
+from backend.link import Piece, Submit
 from backend.uploads import MAX_COPIED_BYTES, Parts, Uploads
 from pipeline.errors import InvalidRequest
 from pipeline.values import EngineCall, Prompt

@@ -122,12 +122,13 @@ async def run_one(address: str, max_tokens: int) -> tuple[int, str | None]:
     """One job over the link, by hand: how many tokens came, and how it ended."""
     from backend import link
     from backend.address import connect, parse_address
+    from backend.framing import Framer
 
     done: asyncio.Future[tuple[int, str | None]] = asyncio.get_running_loop().create_future()
 
     class Gateway(asyncio.Protocol):
         def __init__(self) -> None:
-            self.framer = link.Framer()
+            self.framer = Framer()
             self.num_tokens = 0
 
         def connection_made(self, transport: Any) -> None:
