@@ -193,6 +193,13 @@ def _check_reasoning(value: Json, param: str) -> None:
         raise InvalidRequest(f"'{param}' must be an object, got {show(value)}.", param)
 
 
+def _check_tools(value: Json, param: str) -> None:
+    """Only their kinds: a chat body's errors would miss the fields of a function in those of another kind."""
+    for index, tool in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(tool, dict):
+            _one_of(tool.get("type", "function"), ("function",), f"{param}[{index}].type")
+
+
 def _check_truncation(value: Json, param: str) -> None:
     if isinstance(value, dict):
         _one_of(value.get("type"), ("retention_ratio",), f"{param}.type")
@@ -257,6 +264,7 @@ _CHECKS: Final[dict[str, Callable[[Any, str], None]]] = {
     "instructions": _check_instructions,
     "max_output_tokens": _check_max_output_tokens,
     "reasoning": _check_reasoning,
+    "tools": _check_tools,
     "truncation": _check_truncation,
     "speech": _check_speech,
     "include": _check_include,

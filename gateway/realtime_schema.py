@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.json_body import check_depth, decode, show
-from gateway.sampling_fields import RequestLimits
+from gateway.sampling_fields import INT32_MAX, RequestLimits
 from pipeline.errors import DuplicateKey, InvalidRequest
 
 MAX_EVENT_ID_CHARS: Final = 512
@@ -26,7 +26,7 @@ EDGE_CHARS: Final = 4096
 
 EventId = Annotated[str, Meta(max_length=MAX_EVENT_ID_CHARS)]
 ItemId = Annotated[str, Meta(max_length=MAX_ITEM_ID_CHARS)]
-Index = Annotated[int, Meta(ge=0)]
+Index = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 
 
 class Event(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
