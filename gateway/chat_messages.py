@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.json_body import check_depth, num_values, show
+from gateway.media_parts import MEDIA_PARTS, OTHER_MEDIA_PARTS, media_part
 from pipeline.errors import InvalidRequest
 
 MAX_ROLE_CHARS: Final = 64
@@ -26,19 +27,6 @@ TEXT_PARTS: Final = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-MEDIA_PARTS: Final = frozenset(
-    {
-        "image_url",
-        "input_image",
-        "image_embeds",
-        "audio_url",
-        "input_audio",
-        "audio_embeds",
-        "video_url",
-        "video_embeds",
-        "file",
-    }
-)
 # Fields of a message that are known and not served, and what to use instead.
 UNSUPPORTED: Final = {
     "audio": "",
@@ -71,7 +59,17 @@ class Message(msgspec.Struct, kw_only=True):
     ]
     content: Annotated[
         str | list[str | dict[str, Any]] | None,
-        Meta(description="Text, or a list of text parts. Only the assistant's may be null."),
+        Meta(
+            description="Text, or a list of parts: `text`, and where the model takes them `image_url`, "
+            "`input_image`, `input_audio` and `audio_url`. Only the assistant's may be null.",
+            examples=[
+                "What is this?",
+                [
+                    {"type": "text", "text": "What is this?"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}},
+                ],
+            ],
+        ),
     ] = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -160,21 +158,26 @@ def _add_assistant_fields(out: dict[str, Any], message: Message, param: str, max
         out["reasoning"] = reasoning
 
 
-def _content(message: Message, param: str) -> str | list[dict[str, str]] | None:
+def _content(message: Message, param: str) -> str | list[dict[str, Any]] | None:
     content = message.content
     if isinstance(content, list):
-        return [_to_part(part, f"{param}.content[{index}]") for index, part in enumerate(content)]
+        takes_media = message.role != "tool"  # every template takes a tool's result as one text
+        return [
+            _to_part(part, f"{param}.content[{index}]", takes_media) for index, part in enumerate(content)
+        ]
     if content is None and message.role != "assistant":
         raise InvalidRequest(f"'{param}.content' must be a string or an array, got null.", f"{param}.content")
     return content
 
 
-def _to_part(part: str | dict[str, Any], param: str) -> dict[str, str]:
+def _to_part(part: str | dict[str, Any], param: str, takes_media: bool) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type")
     key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
+        if isinstance(kind, str) and kind in MEDIA_PARTS and takes_media:
+            return media_part(kind, part, param)
         raise _bad_part(kind, param)
     text = part.get(key)
     if not isinstance(text, str):
@@ -184,8 +187,14 @@ def _to_part(part: str | dict[str, Any], param: str) -> dict[str, str]:
 
 def _bad_part(kind: object, param: str) -> InvalidRequest:
     if isinstance(kind, str) and kind in MEDIA_PARTS:
-        return InvalidRequest(f"'{param}' is of type {show(kind)}, but this model takes text only.", param)
-    allowed = ", ".join(TEXT_PARTS)
+        return InvalidRequest(
+            f"'{param}' is of type {show(kind)}, but a message of the role 'tool' takes text only.", param
+        )
+    if isinstance(kind, str) and kind in OTHER_MEDIA_PARTS:
+        return InvalidRequest(
+            f"'{param}' is of type {show(kind)}, which this server does not take.", param, "unsupported_field"
+        )
+    allowed = ", ".join((*TEXT_PARTS, *MEDIA_PARTS))
     return InvalidRequest(f"'{param}.type' must be one of {allowed}; got {show(kind)}.", f"{param}.type")
 
 

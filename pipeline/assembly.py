@@ -14,8 +14,18 @@ from typing import Any, Final
 from pipeline.encoding import BYTES_PER_ID
 from pipeline.errors import ContextTooLong, InvalidRequest
 from pipeline.leaves import prompt_path
+from pipeline.media import first_medium
 from pipeline.tool_choice import with_forced_calls
-from pipeline.values import ChatRequest, CompletionRequest, EngineCall, Generation, Json, ModelInfo, Prompt
+from pipeline.values import (
+    ChatRequest,
+    CompletionRequest,
+    EngineCall,
+    Generation,
+    Json,
+    Medium,
+    ModelInfo,
+    Prompt,
+)
 
 # What vLLM's server takes from a model's generation_config, and only that.
 _FROM_MODEL: Final = frozenset(
@@ -45,28 +55,32 @@ def assemble(
     prompts: Sequence[memoryview],
     model: ModelInfo,
     defaults: GenerationDefaults,
+    media: tuple[Medium, ...] = (),
 ) -> list[EngineCall]:
     """The calls for all choices: those of the first prompt, then those of the second, …
 
-    `prompts`: packed ids. Raises `ContextTooLong` for a prompt that leaves no room for what is asked, and
-    `InvalidRequest` for one without any token.
+    `prompts`: packed ids. `media`: those of a chat's only prompt. Raises `ContextTooLong` for a prompt that
+    leaves no room for what is asked, and `InvalidRequest` for one without any token.
     """
     calls = []
     for index, ids in enumerate(prompts):
         path = "messages" if isinstance(request, ChatRequest) else prompt_path(request, index)
-        prompt = Prompt(ids, ids.nbytes // BYTES_PER_ID, affinity(ids, model.block_size))
-        calls += _choices(request, prompt, path, model, defaults)
+        first = first_medium(ids, media, model) if media else ""
+        prompt = Prompt(ids, ids.nbytes // BYTES_PER_ID, affinity(ids, model.block_size, first))
+        calls += _choices(request, prompt, path, model, defaults, media)
     return calls
 
 
-def affinity(ids: memoryview, block_size: int) -> int:
+def affinity(ids: memoryview, block_size: int, first_digest: str = "") -> int:
     """Hash of the ids up to the first prefix boundary, the same in every process.
 
     The boundary is the end of the first KV block (`block_size` tokens), for a prefix cache shares whole
-    blocks; a shorter prompt counts whole.
+    blocks; a shorter prompt counts whole. `first_digest`: of the first image in that block, which is nothing
+    but a placeholder among the ids.
     """
-    digest = blake2b(ids[: block_size * BYTES_PER_ID], digest_size=_AFFINITY_BYTES).digest()
-    return int.from_bytes(digest, "little")
+    hashed = blake2b(ids[: block_size * BYTES_PER_ID], digest_size=_AFFINITY_BYTES)
+    hashed.update(first_digest.encode())
+    return int.from_bytes(hashed.digest(), "little")
 
 
 def _choices(
@@ -75,6 +89,7 @@ def _choices(
     path: str,
     model: ModelInfo,
     defaults: GenerationDefaults,
+    media: tuple[Medium, ...],
 ) -> list[EngineCall]:
     generation = request.generation
     max_tokens = _max_tokens(generation, prompt.num_tokens, path, model, defaults)
@@ -93,6 +108,7 @@ def _choices(
             priority=generation.priority,
             cache_salt=generation.cache_salt,
             fingerprint=model.fingerprint,
+            media=media,
         )
         for index in range(generation.n)
     ]

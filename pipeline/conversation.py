@@ -1,7 +1,8 @@
 """A chat's messages (`values.ChatRequest`) -> those that its template is written for, as vLLM prepares them.
 
 Content becomes what the template takes, tool arguments become objects, a missing content is empty. Nothing
-here renders, no text is changed, and nothing is checked: that is the schema's business (`gateway/`).
+here renders, and no text is changed. Nothing is checked but that the template takes what is no text: all else
+is the schema's business (`gateway/`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from operator import is_
 from typing import Any, Final
 
 from pipeline.content_format import ContentFormat
+from pipeline.errors import InvalidRequest
 from pipeline.leaves import nests_deeper
+from pipeline.media_errors import PLURALS
 from pipeline.values import Json
 
 _PLAIN_ROLES: Final = ("user", "assistant", "system")
@@ -29,7 +32,7 @@ def conversation(
     """The messages for a template.
 
     `arguments_as_text`: the template joins tool arguments to text (DeepSeek-V3's does), so they stay JSON in
-    a string.
+    a string. Raises `InvalidRequest` for an image or a sound where the template takes texts alone.
     """
     arguments = _arguments_text if arguments_as_text else _arguments
     takes_text = content_format.takes_strings or not content_format.takes_parts
@@ -98,14 +101,32 @@ def _message(
 
 
 def _content(
-    content: str | Sequence[Mapping[str, str]] | None, role: str, content_format: ContentFormat
+    content: str | Sequence[Mapping[str, Json]] | None, role: str, content_format: ContentFormat
 ) -> str | list[dict[str, str]]:
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content or ()]
+    parts = [{"text": content}] if isinstance(content, str) else content or ()
     if role == "tool" or not content_format.takes_parts:
-        return PART_SEPARATOR.join(texts)
+        return PART_SEPARATOR.join(map(_only_text, parts))
     if content_format.takes_strings and not isinstance(content, list):
-        return "".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
+        return "".join(part["text"] for part in parts)
+    return list(map(_part, parts))
+
+
+def _only_text(part: Mapping[str, Json]) -> str:
+    if "media" in part:
+        media = part["media"]
+        raise InvalidRequest(
+            f"'{media.path}': the model's chat template has no place for {PLURALS[media.kind]} here.",
+            media.path,
+        )
+    text: str = part["text"]
+    return text
+
+
+def _part(part: Mapping[str, Json]) -> dict[str, str]:
+    """The template writes a placeholder for what is no text, and sees nothing of it."""
+    if "media" in part:
+        return {"type": part["media"].kind}
+    return {"type": "text", "text": part["text"]}
 
 
 def _add_assistant_fields(

@@ -1,8 +1,8 @@
 """Hops 3 to 6 without I/O: fill a template, validate, scan, render, tokenize, assemble.
 
-    steps = inbound.prepare(request, now_s)     a generator: yields needs, is sent their answers
-    Pause | Encode | Compute | Wait             `pipeline/needs.py`
-    Ready                                       its return value
+    steps = inbound.prepare(request, now_s)       a generator: yields needs, is sent their answers
+    Pause | Encode | Compute | Wait | LoadMedia   `pipeline/needs.py`
+    Ready                                         its return value
 
 One `Inbound` per model, shared by all requests: what a request needs later is in its generator. No clock:
 `done(stage)` is called at the end of each stage, and the caller knows what time it is.
@@ -26,6 +26,7 @@ from pipeline.encoding import BYTES_PER_ID, pack_ids
 from pipeline.errors import ContextTooLong, InvalidRequest
 from pipeline.input_scan import scan_ids, scan_request
 from pipeline.leaves import prompt_path
+from pipeline.media import check_taken, loaded, media_of, refuse_places
 from pipeline.model_text import ModelText
 from pipeline.needs import Compute, Pause, Result, Steps
 from pipeline.prompt_templates import PromptTemplate, expanded
@@ -33,7 +34,7 @@ from pipeline.rendering import ChatTemplate, Rendered
 from pipeline.seen_texts import SeenTexts
 from pipeline.tokenizing import Tokenizing, Tokens, TokenStore
 from pipeline.validation import InputLimits, Validator
-from pipeline.values import ChatRequest, CompletionRequest, Dropped, EngineCall, ModelInfo, Prompt
+from pipeline.values import ChatRequest, CompletionRequest, Dropped, EngineCall, Medium, ModelInfo, Prompt
 
 # A text is refused by its beginning if that is longer than this for each token that fits, and is too long:
 # English and code have 3 to 5 characters a token, Chinese 1 to 2.
@@ -69,6 +70,7 @@ class InboundOptions:
     templates: Mapping[str, PromptTemplate] = field(default_factory=dict)
     context_policy: str = "error"
     raw_control_strings: bool = True  # in prompts of raw completions they mean what they spell
+    max_media: int = 16  # of each kind, in one chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Inbound:
         """
         if isinstance(request, ChatRequest):
             request = self._read(expanded(request, self._options.templates))
+            check_taken(media_of(request.messages), self.info, self._options.max_media)
         self._check_token_ids(request)
         checked = self._validator.check(request)
         request, text = checked.request, checked.text
@@ -211,10 +214,15 @@ class Inbound:
         if tokens.num_tokens > room.num_tokens:
             fitted = yield from fit(request, policy, tokens.num_tokens, room, partial(self._count, chat))
             tokens = yield from self._tokens(chat, fitted.request)
-            dropped = fitted.dropped
+            request, dropped = fitted.request, fitted.dropped
             done("fit")
+        media: tuple[Medium, ...] = ()
+        if self.info.media:  # before a buffer is taken: loading takes seconds
+            media = yield from loaded(request.messages, tokens.ids, self.info)
+            if media:
+                done("media")
         ids = yield from self._tokenizing.in_buffer(tokens)
-        calls = assemble(request, [ids], self.info, defaults)
+        calls = assemble(request, [ids], self.info, defaults, media)
         done("assemble")
         return Ready(calls, hits, dropped)
 
@@ -263,6 +271,8 @@ class Inbound:
             for index, prompt in enumerate(request.prompts)
         ]
         done("tokenize")
+        for index, packed in enumerate(ids):
+            refuse_places(packed, prompt_path(request, index), self.info)
         prompts = yield from self._tokenizing.whole_in_buffers(ids)
         calls = assemble(request, prompts, self.info, self._options.defaults)
         done("assemble")

@@ -1,9 +1,9 @@
 """Hop 3, second half: the rules on what a client sends.
 
 The parts of one message are scanned as the template joins them, and joined without anything between them, so
-that a word cut into two parts is found whatever the template puts between parts. Every other string that can
-reach the prompt is scanned by itself. Mask and redact rules change the text that the model sees, not names
-that other fields refer to.
+that a word cut into two parts is found whatever the template puts between parts, or an image. Every other
+string that can reach the prompt is scanned by itself. Mask and redact rules change the text that the model
+sees, not names that other fields refer to.
 
 Texts that were scanned before are not scanned again (`seen_texts.py`): an old chat costs its new text, and is
 rewritten the same every turn. A scan pauses between slices, for the caller to let others run.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Mapping
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Final
 
 from filters.hit import Hit
@@ -151,16 +151,32 @@ def _separator_of(message: Mapping[str, Json], separator: str) -> str:
     return PART_SEPARATOR if message.get("role") == "tool" else separator
 
 
-def _joined(parts: list[Json], separator: str) -> tuple[str, ...]:
-    """The texts of content parts as one: as the template joins them, and with nothing in between."""
-    texts = list(map(_text_of, parts))
-    joined = separator.join(texts)
-    return (joined, "".join(texts)) if separator and len(texts) > 1 else (joined,)
+def _joined(parts: list[Json], separator: str) -> list[str]:
+    """The texts of content parts as one: as the template joins them, and with nothing in between.
+
+    Images cut the parts into runs: each run is such a text, and all of them together.
+    """
+    runs = [list(map(_text_of, run)) for run in _runs(parts)]
+    texts = [separator.join(run) for run in runs]
+    if separator:
+        texts += ["".join(run) for run in runs if len(run) > 1]
+    if len(runs) > 1:
+        texts.append("".join(map("".join, runs)))
+    return texts
+
+
+def _runs(parts: Iterable[Json]) -> list[list[Json]]:
+    """The text parts that stand together, none of them empty but the only one."""
+    runs = [list(run) for is_text, run in groupby(parts, _is_text) if is_text]
+    return runs or [[]]
+
+
+def _is_text(part: Mapping[str, Json]) -> bool:
+    return "text" in part
 
 
 def _text_of(part: Mapping[str, Json]) -> str:
-    """A content part's text; nothing for an image."""
-    text: str = part.get("text", "")
+    text: str = part["text"]
     return text
 
 
@@ -224,8 +240,23 @@ class _Rewriter:
         return self._text(value)
 
     def _parts(self, parts: list[Json], separator: str) -> list[Json]:
-        """Content parts, scanned as one text. If a rule rewrites it, the first text part has all of it."""
+        """Content parts, run by run. If something is found across images, the first text has all of it."""
         self._note("content")
+        runs = _runs(parts)
+        rewritten = [self._run(run, separator) for run in runs]
+        across = None
+        if len(runs) > 1:
+            across = self._across(["".join(map(_text_of, run)) for run in runs])
+        if across is not None:
+            rewritten = [[{"type": "text", "text": across}], *([] for _ in runs[1:])]
+        in_order = iter(rewritten)
+        new: list[Json] = []
+        for is_text, run in groupby(parts, _is_text):
+            new += next(in_order) if is_text else run
+        return new
+
+    def _run(self, parts: list[Json], separator: str) -> list[Json]:
+        """Text parts, scanned as one text. If a rule rewrites it, the first part has all of it."""
         texts = list(map(_text_of, parts))
         joined = separator.join(texts)
         text = self._text(joined)
@@ -233,8 +264,7 @@ class _Rewriter:
             text = self._across(texts) or text
         if text == joined:
             return parts
-        others = [part for part in parts if not _text_of(part)]
-        return [{"type": "text", "text": text}, *others]
+        return [{"type": "text", "text": text}, *(part for part in parts if not _text_of(part))]
 
     def _across(self, texts: list[str]) -> str | None:
         """Texts scanned with nothing between: the rewritten text if a hit crosses a border, else None."""

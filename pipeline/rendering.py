@@ -232,12 +232,12 @@ def _mark_end(messages: list[dict[str, Any]]) -> str:
     if isinstance(content, str) and content:
         messages[-1]["content"] = content + _END_MARK
         return content
-    if isinstance(content, list) and content:
+    if isinstance(content, list) and content and "text" in content[-1]:
         text: str = content[-1]["text"]
         content[-1]["text"] = text + _END_MARK
         return text
     raise InvalidRequest(
-        "continue_final_message is true, but the final message has no text to continue.",
+        "continue_final_message is true, but the final message does not end with a text to continue.",
         "continue_final_message",
     )
 
