@@ -1,5 +1,6 @@
 """uvicorn's httptools protocol with the bounds that it lacks: on header bytes, on the time to send them,
-and on what follows an early answer. Answers in our own error shape what never becomes a request.
+and on what follows an early answer. Answers in our own error shape what never becomes a request, a malformed
+offer of a WebSocket among them; a good one goes on in `gateway/websocket_protocol.py`.
 
 Without a bound a 100 MB header kept the parser busy for 8 s, and was answered 200. h11 has a bound, but costs
 several times the parser's CPU.
@@ -8,15 +9,19 @@ several times the parser's CPU.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from websockets.datastructures import Headers
+from websockets.http11 import Request
 
 from gateway.error_body import error_response
 from gateway.exchange import ABORT_EXTENSION
+from gateway.websocket_handshake import UPGRADE_HEADERS, UpgradeRequired
+from gateway.websocket_protocol import WebSocketProtocol
 from pipeline.errors import HeadersTooLarge, HeadraceError, InvalidRequest
 
 # Closing a socket with unread input resets the connection, and the reset can overtake the answer. So the
@@ -29,7 +34,7 @@ class HttpConfig(uvicorn.Config):
     """uvicorn's configuration, and what `HttpProtocol` needs."""
 
     def __init__(self, app: Any, *, max_header_bytes: int, header_limit_s: float, **options: Any) -> None:
-        super().__init__(app, http=HttpProtocol, **options)
+        super().__init__(app, http=HttpProtocol, **{"ws": WebSocketProtocol, **options})
         self.max_header_bytes = max_header_bytes
         self.header_limit_s = header_limit_s
 
@@ -98,9 +103,10 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse_malformed()
                 return False
             except httptools.HttpParserUpgrade as upgrade:
+                if self._closing:
+                    return False
                 if self._should_upgrade():
-                    self._stop_timer()
-                    self.handle_websocket_upgrade()
+                    self._upgrade(data[upgrade.args[0] :])
                     return False
                 if not self._ignore_upgrade():
                     return False
@@ -109,12 +115,38 @@ class HttpProtocol(HttpToolsProtocol):
                 return True
 
     def _should_upgrade(self) -> bool:
-        """Only a GET without a body can become a WebSocket (RFC 6455, section 4.1); other offers are ignored.
+        """Only a GET of HTTP/1.1 without a body can become a WebSocket (RFC 6455, section 4.1), and only when
+        no answer is under way; other offers are ignored.
 
         uvicorn hands over whatever offers it, and the WebSocket side then waits for ever for a body's end.
         """
+        if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
+            return False
         has_body = any(name in _FRAMING for name, _ in self.headers)
-        return self.parser.get_method() == b"GET" and not has_body and super()._should_upgrade()
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        return not has_body and not is_busy and super()._should_upgrade()
+
+    def _upgrade(self, rest: bytes) -> None:
+        """Hand the connection over, with what has come behind the head; or say why not.
+
+        uvicorn has the head parsed anew by the other side, which knows bounds of its own and says nothing
+        when one is passed.
+        """
+        if not self.url.isascii():
+            self._refuse_malformed()
+            return
+        headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.headers])
+        request = Request(self.url.decode(), headers)
+        protocol = WebSocketProtocol(self.config, self.server_state, self.app_state)
+        problem = protocol.refusal(request)
+        if problem is not None:
+            self._refuse(problem, UPGRADE_HEADERS if isinstance(problem, UpgradeRequired) else ())
+            return
+        self._stop_timer()
+        self.flow.resume_reading()
+        self.connections.discard(self)
+        self.parser = None  # it and this object hold each other
+        protocol.begin(self.transport, request, rest)
 
     def _check_progress(self, num_bytes: int) -> None:
         self._unsettled_bytes = 0 if self._settled else self._unsettled_bytes + num_bytes
@@ -229,7 +261,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse_malformed(self) -> None:
         self._refuse(InvalidRequest("This is not a valid HTTP/1.1 request."))
 
-    def _refuse(self, error: HeadraceError) -> None:
+    def _refuse(self, error: HeadraceError, more_headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Answer what is not a request, and close. In the middle of another answer nothing can be said."""
         self._closing = True
         if self.transport.is_closing():
@@ -239,7 +271,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         status, headers, body = error_response(error)
         headers = [header for header in headers if header[0] != b"connection"]
-        headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close"), *more_headers]
         lines = [b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *headers)]
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self._linger()

@@ -1,9 +1,11 @@
-"""One client's response body: what is pushed leaves in the same call, without waking a task.
+"""One client's response: what is pushed leaves in the same call, without waking a task.
 
 Waking the request's task for each token costs 2 to 3 us of the 12 that a token may cost. An ASGI `send`
-that need not wait finishes in one step, so `Outlet` runs that step itself. Only when the client reads
-slowly does `send` suspend; a task then finishes it, later frames wait in a bounded buffer, and past the
+that need not wait finishes in one step, so `MessageOutlet` runs that step itself. Only when the client reads
+slowly does `send` suspend; a task then finishes it, later messages wait in a bounded buffer, and past the
 bound the client is dropped.
+
+`Outlet` here is the body of an HTTP response. A WebSocket's is in `gateway/websocket_outlet.py`.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ class Body(Protocol):
     def end(self, body: bytes = b"") -> None: ...
 
 
-class Outlet:
-    """The body side of one ASGI `send`.
+class MessageOutlet:
+    """The way out through one ASGI `send`, whatever the kind of its messages.
 
-    Never raises to the pusher; `on_gone(reason)` is called at most once. `start_headers`: what the response
-    head has whoever writes it. `on_flushed()`: a client that was slow has read what waited for it.
+    Never raises to the pusher; `on_gone(reason)` is called at most once. `on_flushed()`: a client that was
+    slow has read what waited for it.
     """
 
     __slots__ = (
@@ -48,7 +50,6 @@ class Outlet:
         "_max_bytes",
         "_on_gone",
         "_send",
-        "_start_headers",
         "_task",
         "blocked_since_s",
         "closed",
@@ -57,15 +58,8 @@ class Outlet:
         "peak",
     )
 
-    def __init__(
-        self,
-        send: Send,
-        max_buffered_bytes: int,
-        on_gone: Callable[[str], None],
-        start_headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
+    def __init__(self, send: Send, max_buffered_bytes: int, on_gone: Callable[[str], None]) -> None:
         self._send = send
-        self._start_headers = start_headers
         self._max_bytes = max_buffered_bytes
         self._on_gone = on_gone
         self.on_flushed: Callable[[], None] = nothing
@@ -75,20 +69,6 @@ class Outlet:
         self.peak = 0
         self.blocked_since_s: float | None = None  # monotonic; the client has not read since
         self.closed = False  # the last message went out, or the client is gone
-
-    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send the response head."""
-        headers = [*headers, *self._start_headers]
-        self._push({"type": "http.response.start", "status": status, "headers": headers}, 0)
-
-    def push(self, body: bytes) -> None:
-        """Send a part of the body."""
-        self._push({"type": "http.response.body", "body": body, "more_body": True}, len(body))
-
-    def end(self, body: bytes = b"") -> None:
-        """Send the last part; nothing may follow."""
-        self._push({"type": "http.response.body", "body": body, "more_body": False}, len(body))
-        self.closed = True
 
     def drop(self) -> None:
         """The client is gone: forget what waits for it."""
@@ -105,11 +85,19 @@ class Outlet:
         while self._task is not None:
             await asyncio.wait([self._task])
 
-    def _push(self, message: Message, num_bytes: int) -> None:
+    def _num_bytes(self, message: Message) -> int:
+        """What a message that waits counts for."""
+        raise NotImplementedError
+
+    def _next(self) -> Message:
+        """Takes out of the buffer what is sent next."""
+        raise NotImplementedError
+
+    def _push(self, message: Message) -> None:
         if self.closed:
             return
         if self._task is not None:
-            self._enqueue(message, num_bytes)
+            self._enqueue(message)
             return
         sending = self._send(message)
         try:
@@ -122,9 +110,9 @@ class Outlet:
         self.blocked_since_s = monotonic()
         self._task = asyncio.get_running_loop().create_task(self._finish(sending, waiter))
 
-    def _enqueue(self, message: Message, num_bytes: int) -> None:
+    def _enqueue(self, message: Message) -> None:
         self._buffer.append(message)
-        self.num_buffered += num_bytes
+        self.num_buffered += self._num_bytes(message)
         if self.num_buffered > self.peak:
             self.peak = self.num_buffered
         if self.num_buffered > self._max_bytes:
@@ -143,6 +131,44 @@ class Outlet:
             self._task = None
         self.on_flushed()
 
+    def _gone(self, reason: str) -> None:
+        if not self.closed or self._buffer:
+            self.drop()
+            self._on_gone(reason)
+
+
+class Outlet(MessageOutlet):
+    """The body side of one ASGI `send`. `start_headers`: what the response head has whoever writes it."""
+
+    __slots__ = ("_start_headers",)
+
+    def __init__(
+        self,
+        send: Send,
+        max_buffered_bytes: int,
+        on_gone: Callable[[str], None],
+        start_headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        super().__init__(send, max_buffered_bytes, on_gone)
+        self._start_headers = start_headers
+
+    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send the response head."""
+        headers = [*headers, *self._start_headers]
+        self._push({"type": "http.response.start", "status": status, "headers": headers})
+
+    def push(self, body: bytes) -> None:
+        """Send a part of the body."""
+        self._push({"type": "http.response.body", "body": body, "more_body": True})
+
+    def end(self, body: bytes = b"") -> None:
+        """Send the last part; nothing may follow."""
+        self._push({"type": "http.response.body", "body": body, "more_body": False})
+        self.closed = True
+
+    def _num_bytes(self, message: Message) -> int:
+        return len(message["body"])
+
     def _next(self) -> Message:
         """Everything that waits, as one message: a slow client gets what it missed at once.
 
@@ -152,11 +178,6 @@ class Outlet:
         self.num_buffered = 0
         body = b"".join([message["body"] for message in waiting])
         return {"type": "http.response.body", "body": body, "more_body": waiting[-1]["more_body"]}
-
-    def _gone(self, reason: str) -> None:
-        if not self.closed or self._buffer:
-            self.drop()
-            self._on_gone(reason)
 
 
 class _Resumed:

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import uvicorn
 
 from gateway.http_protocol import HttpConfig
-from gateway.settings import Http, Settings
+from gateway.settings import Settings
 
 log = logging.getLogger("headrace.server")
 
@@ -50,7 +50,7 @@ def run(
     app: Any, work: Work, settings: Settings, sockets: list[socket.socket], started: Callable[[], None]
 ) -> int:
     """Serve until a signal ends it; the exit code. `started` is called once connections are taken."""
-    server = Server(_config(app, settings.http), work, settings.http.drain_limit_s, started)
+    server = Server(_config(app, settings), work, settings.http.drain_limit_s, started)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(server.serve(sockets=sockets))
@@ -59,14 +59,15 @@ def run(
     return 0 if server.started else 1
 
 
-def _config(app: Any, http: Http) -> HttpConfig:
+def _config(app: Any, settings: Settings) -> HttpConfig:
+    http, realtime = settings.http, settings.realtime
     return HttpConfig(
         app,
         max_header_bytes=http.max_header_bytes,
         header_limit_s=http.header_limit_s,
-        ws="websockets-sansio",
-        ws_max_size=http.max_body_bytes,
-        ws_per_message_deflate=False,  # it would compress every delta by itself
+        ws_max_size=realtime.websocket_max_bytes,
+        ws_ping_interval=realtime.websocket_ping_s,
+        ws_ping_timeout=realtime.websocket_ping_limit_s,
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -19,6 +19,7 @@ from gateway.settings_access import Access
 from gateway.settings_answers import Answers
 from gateway.settings_field import ALL, BOTH, EDGE, GATEWAY, About
 from gateway.settings_media import Media
+from gateway.settings_realtime import Realtime
 from gateway.settings_streams import Streams
 from gateway.settings_tokens import Tokens
 from gateway.settings_worker import Engine, Scripted
@@ -284,6 +285,7 @@ class Settings:
     answers: Answers = field(default_factory=Answers)
     tokens: Tokens = field(default_factory=Tokens)
     streams: Streams = field(default_factory=Streams)
+    realtime: Realtime = field(default_factory=Realtime)
     media: Media = field(default_factory=Media)
     engine: Engine = field(default_factory=Engine)
     scripted: Scripted = field(default_factory=Scripted)

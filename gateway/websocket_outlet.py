@@ -1,0 +1,38 @@
+"""One client's WebSocket as those see it who send: text messages, then perhaps a close.
+
+How they leave without a task, and what happens to a client that reads slowly: `gateway/outlet.py`. Not here:
+frames (`gateway/websocket_protocol.py`), and what the messages say.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.outlet import Message, MessageOutlet
+
+MAX_REASON_BYTES: Final = 123  # a control frame has 125, and the code takes two (RFC 6455, 5.5)
+
+
+class WebSocketOutlet(MessageOutlet):
+    """The sending side of an accepted WebSocket."""
+
+    __slots__ = ()
+
+    def push(self, text: str) -> None:
+        """Send one text message."""
+        self._push({"type": "websocket.send", "text": text})
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        """Close after what was pushed; nothing may follow. A reason that is too long is cut."""
+        short = reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+        self._push({"type": "websocket.close", "code": code, "reason": short})
+        self.closed = True
+
+    def _num_bytes(self, message: Message) -> int:
+        return len(message["text"].encode()) if "text" in message else 0
+
+    def _next(self) -> Message:
+        """One at a time: each is a message of its own, and joined they would be another one."""
+        message = self._buffer.pop(0)
+        self.num_buffered -= self._num_bytes(message)
+        return message
