@@ -33,6 +33,11 @@ class Conversation:
     def __contains__(self, item_id: str) -> bool:
         return item_id in self._items
 
+    @property
+    def last_id(self) -> str | None:
+        """The id of the last item."""
+        return self._order[-1] if self._order else None
+
     def get(self, item_id: str, action: str = "retrieve", param: str = "item_id") -> Item:
         """Raises `ItemNotFound`, which says what was to be done with it."""
         item = self._items.get(item_id)
@@ -56,12 +61,15 @@ class Conversation:
         """Raises `ConversationTooLarge` if no item could be added."""
         self._check(len(self._order) + 1, self.num_bytes + 1)
 
-    def add_answer(self, item: Item) -> str | None:
-        """Put a response's item, which is still written, at the end.
+    def add_answer(self, item: Item, previous_item_id: str | None) -> str | None:
+        """Put a response's item, which is still written, after another: the front, if that is None.
 
-        The answer: the id of the item before it.
+        At the end if that item is gone. The answer: the id of the item before it.
         """
-        return self._insert(item, len(self._order))
+        if previous_item_id is None:
+            return self._insert(item, 0)
+        known = previous_item_id in self._items
+        return self._insert(item, self._index_after(previous_item_id if known else None))
 
     def finish_answer(self, item: Item) -> bool:
         """Put a response's item, as it has become, in the place of what `add_answer` was given.

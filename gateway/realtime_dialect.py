@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.chat_schema import ChatBody, parse_chat
 from gateway.json_body import show
-from gateway.realtime_content import PCM_HZ
+from gateway.media_parts import PCM_RATE
 from gateway.sampling_fields import RequestLimits
 from pipeline.errors import InvalidRequest
 from pipeline.values import ChatRequest, Json
@@ -238,8 +238,8 @@ def _check_audio(value: Json, param: str) -> None:
     if not isinstance(form, dict) or form.get("type", "audio/pcm") != "audio/pcm":
         kind = form.get("type") if isinstance(form, dict) else form
         raise _bad_format(f"{param}.input.format.type", '"audio/pcm"', kind)
-    if form.get("rate", PCM_HZ) not in (None, PCM_HZ):
-        raise _bad_format(f"{param}.input.format.rate", str(PCM_HZ), form["rate"])
+    if form.get("rate", PCM_RATE) not in (None, PCM_RATE):
+        raise _bad_format(f"{param}.input.format.rate", str(PCM_RATE), form["rate"])
 
 
 def _check_audio_format(value: Json, param: str) -> None:

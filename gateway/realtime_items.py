@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 
 from gateway.chat_messages import MAX_ARGUMENT_VALUES, FunctionCall, Message, ToolCall, to_messages
 from gateway.json_body import num_values, show
-from gateway.realtime_content import ROLES, Part, chat_content, cut, read_parts
+from gateway.realtime_content import ROLES, Part, chat_content, cut, num_bytes, read_parts
 from gateway.realtime_schema import MAX_ITEM_ID_CHARS
-from gateway.sampling_fields import RequestLimits
+from gateway.sampling_fields import DEFAULT_LIMITS, RequestLimits
 from pipeline.errors import InvalidRequest
 from pipeline.values import Json, MediaRef
 
@@ -95,7 +95,7 @@ def read_item(data: Mapping[str, Json], limits: RequestLimits, new_id: NewId, pa
     return _with_message(item, limits.max_depth, param)
 
 
-def answer_item(fields: Mapping[str, Json], limits: RequestLimits) -> Item:
+def answer_item(fields: Mapping[str, Json], limits: RequestLimits = DEFAULT_LIMITS) -> Item:
     """The item of a response, from how its events show it. Never refused, for the model wrote it.
 
     A call whose arguments a chat request could not have (too deep, too many values) is in no prompt.
@@ -121,11 +121,11 @@ def heard(item: Item, content_index: int, text_end: int) -> Item:
 
 def _with_message(item: Item, max_depth: int, param: str) -> Item:
     """The item with all that is worked out from it. Raises `InvalidRequest`."""
-    num_bytes = sum(map(_num_bytes, (item.name, item.call_id, item.arguments, item.output)))
-    num_bytes += sum(part.num_bytes for part in item.content)
+    size = sum(map(num_bytes, (item.name, item.call_id, item.arguments, item.output)))
+    size += sum(part.num_bytes for part in item.content)
     values = num_values((item.arguments,), MAX_ARGUMENT_VALUES) if item.arguments else 0
     message = _message(item, max_depth, param) if _is_said(item) else None
-    return replace(item, message=message, num_bytes=num_bytes, num_values=values)
+    return replace(item, message=message, num_bytes=size, num_values=values)
 
 
 def _is_said(item: Item) -> bool:
@@ -139,7 +139,7 @@ def _is_said(item: Item) -> bool:
 
 def _message(item: Item, max_depth: int, param: str) -> ChatMessage:
     if item.kind == "message":
-        message = Message(role=item.role, content=chat_content(item.content, f"{param}.content"))
+        message = Message(role=item.role, content=chat_content(item.content))
     elif item.kind == "function_call":
         function = FunctionCall(name=item.name, arguments=item.arguments)
         message = Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=function)])
@@ -229,7 +229,3 @@ def _text(data: Mapping[str, Json], name: str, param: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"'{param}.{name}' must be a string, got {show(value)}.", f"{param}.{name}")
     return value
-
-
-def _num_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from gateway.json_body import show
-from gateway.realtime_content import PCM_HZ
+from gateway.media_parts import PCM_RATE
 from gateway.realtime_conversation import Conversation
 from gateway.realtime_dialect import Given, Settings, chat_request, read_fields
 from gateway.realtime_items import Item, NewId, messages, read_item
@@ -34,7 +34,7 @@ _UNSET: Final[dict[str, Json]] = {
     "speech": "token",
     "include": None,
 }
-_AUDIO: Final = {"input": {"format": {"type": "audio/pcm", "rate": PCM_HZ}, "turn_detection": None}}
+_AUDIO: Final = {"input": {"format": {"type": "audio/pcm", "rate": PCM_RATE}, "turn_detection": None}}
 # Settings that do not change what the engine is asked for.
 _APART: Final = frozenset(("instructions", "output_modalities", "speech", "include"))
 
