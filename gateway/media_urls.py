@@ -21,6 +21,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _START: Final = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#]*)", re.ASCII | re.IGNORECASE
 )
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.ASCII | re.IGNORECASE)
 _AUTHORITY: Final = re.compile(r"(?:\[[0-9a-f:.]+\]|[^\[\]:@%]+)(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
@@ -87,7 +88,12 @@ def shown_host(url: URL) -> str:
 
 
 def _joined(base: URL, location: str) -> str:
+    """The whole URL. Only a path is joined: of `https:host` and `///host` each parser makes another thing."""
     _check_characters(location)
+    if _SCHEME.match(location):
+        return location
+    if location.startswith("//"):
+        return f"{base.scheme}:{location}"
     try:
         return str(base.join(URL(location)))
     except ValueError:
