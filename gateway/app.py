@@ -28,6 +28,9 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.next_turns import NextTurns
 from gateway.outlet import ReaderLimits, Send
+from gateway.realtime_admission import Admission
+from gateway.realtime_edge import realtime_socket
+from gateway.realtime_socket import PATH as REALTIME_PATH
 from gateway.request_log import RequestLog
 from gateway.server import settle_memory
 from gateway.settings import Settings
@@ -82,6 +85,7 @@ class Gateway:
         self.streams = parts.streams(settings, self.metrics)
         self._stream_metrics = StreamMetrics(self.metrics, self.streams)
         self.looks: list[Callable[[float], None]] = [self.streams.look]
+        self.drains: list[Callable[[], None]] = []
         self.cuts: list[Callable[[HeadraceError], None]] = [self.flow.cut]
 
     def _flow(self, settings: Settings) -> Flow:
@@ -129,6 +133,8 @@ class Gateway:
         """From now on: not ready, and no new generations."""
         self.flow.is_draining = True
         self.warmup.cease()
+        for drain in self.drains:
+            drain()
 
     def cut(self) -> None:
         """End what is still running with a named error."""
@@ -214,6 +220,13 @@ class App:
         self._streams = StreamEdge(edge, route, gateway.streams, gateway.keys)
         gateway.looks.append(self._streams.look)
         gateway.cuts.append(self._streams.cut)
+        admission = Admission(gateway.keys, access.allowed_origins)
+        self._realtime = realtime_socket(
+            edge, admission, gateway.pool, limits, gateway.settings.realtime, reader
+        )
+        gateway.looks.append(self._realtime.check)
+        gateway.drains.append(self._realtime.drain)
+        gateway.cuts.append(self._realtime.cut)
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
         self._others = Starlette(
@@ -236,7 +249,15 @@ class App:
             if endpoint is not None:
                 await endpoint(scope, receive, send)
                 return
-        if scope["type"] == "lifespan":
+            if path == REALTIME_PATH:
+                await self._realtime(scope, receive, with_headers(scope, send))
+                return
+        elif scope["type"] == "websocket":
+            self._addresses.note(scope)
+            if scope["path"] == REALTIME_PATH:
+                await self._realtime(scope, receive, send)
+                return
+        elif scope["type"] == "lifespan":
             send = partial(self._send_lifespan, send)
         await self._others(scope, receive, with_headers(scope, send))
 

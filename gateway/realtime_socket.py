@@ -7,18 +7,21 @@ What is said belongs to the `Talk` (`gateway/realtime_ports.py`). Frames, pings 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from time import monotonic
 from typing import Any, Final
+from uuid import uuid4
 
 from backend.fault_log import log_fault
 from gateway.client_address import LOGGED_CLIENT
-from gateway.error_body import error_response
+from gateway.error_body import error_response, how_it_ended, status_of
 from gateway.exchange import ABORT_EXTENSION, Receive, Scope
 from gateway.outlet import ReaderLimits, Send, nothing, why_too_slow
 from gateway.realtime_admission import Admission, Admitted
 from gateway.realtime_ports import OpenedSocket, Talk, TalkFactory
+from gateway.record import RequestRecord
 from gateway.websocket_handshake import UPGRADE_HEADERS, UpgradeRequired
 from gateway.websocket_outlet import WebSocketOutlet
 from pipeline.errors import Draining, HeadraceError, InvalidRequest
@@ -30,6 +33,8 @@ GOING_AWAY: Final = 1001
 INTERNAL_ERROR: Final = 1011
 SERVICE_RESTART: Final = 1012
 _DENIAL: Final = "websocket.http.response"
+
+Remember = Callable[[RequestRecord], None]  # told once of each connection, when it is over or was refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,10 @@ class RealtimeLimits:
 class _Connection:
     """One accepted client and the talk with it."""
 
-    def __init__(self, send: Send, scope: Scope, admitted: Admitted, max_buffered_bytes: int) -> None:
+    def __init__(
+        self, send: Send, scope: Scope, admitted: Admitted, max_buffered_bytes: int, record: RequestRecord
+    ) -> None:
+        self.record = record
         self.outlet = WebSocketOutlet(send, max_buffered_bytes, self._on_gone)
         self.opened_s = self.heard_s = monotonic()
         self.is_over = False
@@ -69,6 +77,8 @@ class _Connection:
         """Tell the talk, once."""
         if not self.is_over:
             self.is_over = True
+            self.record.ended, self.record.detail = "closed", reason
+            self.record.buffered_peak = self.outlet.peak
             self.outlet.drop()
             try:
                 self.talk.lost(reason)
@@ -97,7 +107,9 @@ class RealtimeSocket:
         admission: Admission,
         limits: RealtimeLimits | None = None,
         reader: ReaderLimits | None = None,
+        remember: Remember = lambda record: None,
     ) -> None:
+        self._remember = remember
         self._factory = factory
         self._admission = admission
         self._limits = limits or RealtimeLimits()
@@ -121,14 +133,24 @@ class RealtimeSocket:
                 send, "http.response", UpgradeRequired("This is a WebSocket: the request must offer one.")
             )
             return
+        record = RequestRecord(uuid4().hex, PATH, monotonic(), scope.get(LOGGED_CLIENT), stream=True)
+        try:
+            await self._serve(scope, receive, send, record)
+        finally:
+            self._remember(record)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
         await receive()  # websocket.connect
         try:
-            connection, subprotocol = self._admit(scope, send)
+            connection, subprotocol = self._admit(scope, send, record)
         except Exception as error:
             if not isinstance(error, HeadraceError):
-                log_fault(error, "none")
+                log_fault(error, record.request_id)
+            record.status = status_of(error)
+            record.ended, record.detail = how_it_ended(error)
             await _deny(scope, send, error)
             return
+        record.status = HTTPStatus.SWITCHING_PROTOCOLS
         self._connections.add(connection)
         try:
             await send({"type": "websocket.accept", "subprotocol": subprotocol})
@@ -145,13 +167,14 @@ class RealtimeSocket:
             connection.over("the connection was cut")
             self._connections.discard(connection)
 
-    def _admit(self, scope: Scope, send: Send) -> tuple[_Connection, str | None]:
+    def _admit(self, scope: Scope, send: Send, record: RequestRecord) -> tuple[_Connection, str | None]:
         if len(self._connections) >= self._limits.max_conversations:
             raise TooManyConversations(len(self._connections), self._limits.max_conversations)
         if self._is_draining:
             raise Draining
         admitted = self._admission.admit(scope)
-        connection = _Connection(send, scope, admitted, self._reader.max_bytes)
+        record.key_id = admitted.key_id
+        connection = _Connection(send, scope, admitted, self._reader.max_bytes, record)
         connection.talk = self._factory(connection.socket)
         return connection, admitted.subprotocol
 

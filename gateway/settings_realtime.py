@@ -28,6 +28,15 @@ class Realtime:
     realtime_limit_s: Annotated[
         float, About("longest life of a conversation; a running answer is not cut by it", "s", above=0)
     ] = 3600.0
+    max_conversation_items: Annotated[
+        int, About("items of one conversation; more are refused", "items", at_least=2)
+    ] = 1000
+    max_conversation_bytes: Annotated[int, About("all items of one conversation", "bytes", at_least=1024)] = (
+        32 << 20
+    )
+    max_responses: Annotated[
+        int, About("responses of one conversation at the same time", "responses", at_least=1)
+    ] = 8
     # Base64 makes an image of 12 MB as large as this.
     websocket_max_bytes: Annotated[
         int, About("one message of a client; more ends its connection", "bytes", at_least=1024)
