@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
+from backend.media_support import Support
 from backend.model_files import CONFIG_FILES, TOKENIZER_FILES, read_model_files
 from backend.ports import EngineInfo
 from backend.vllm_request import reasoning_parser
@@ -40,6 +41,7 @@ class VllmOptions:
     engine_args: Sequence[str] = ()
     path: EnginePath = "auto"
     max_waiting: int = 1024  # jobs beyond those that can run; past it new ones are answered `busy`
+    max_image_pixels: int = 32 << 20  # width times height; larger images are refused before they are decoded
 
 
 def is_cpu_build(environ: Mapping[str, str], version_of: Callable[[str], str | None] | None = None) -> bool:
@@ -114,7 +116,7 @@ def engine_config(options: VllmOptions, is_cpu: bool) -> tuple[Any, list[str]]:
     return config, parsed.served_model_name
 
 
-def describe(config: Any, names: Sequence[str], engine_path: str) -> EngineInfo:
+def describe(config: Any, names: Sequence[str], engine_path: str, media: Support) -> EngineInfo:
     """What the WELCOME says. Call it when the engine runs: it may have changed lengths and block size."""
     import vllm
 
@@ -132,6 +134,7 @@ def describe(config: Any, names: Sequence[str], engine_path: str) -> EngineInfo:
         engine_path=engine_path,
         max_running=config.scheduler_config.max_num_seqs,
         reasoning_parser=reasoning_parser(config),
+        media=media,
     )
 
 

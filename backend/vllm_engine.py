@@ -22,6 +22,7 @@ from backend.link import Stats
 from backend.ports import EngineEvents, EngineInfo, Job, Key
 from backend.progress import Progress
 from backend.vllm_config import VllmOptions, describe, engine_config, is_cpu_build, prepare_environment
+from backend.vllm_media import MediaReader
 from backend.vllm_metrics import Tally, stat_logger
 from backend.vllm_path import Probe, ProbeError, TokenPath
 from backend.vllm_reaper import Reaper
@@ -49,6 +50,7 @@ class VllmEngine:
         self._names: list[str] = []
         self._info: EngineInfo | None = None
         self._path: TokenPath | None = None
+        self._media: MediaReader | None = None
         self._events: EngineEvents | None = None
         self._others: list[BaseProcess] = []  # this process's children before the load
         self._processes: list[BaseProcess] = []
@@ -97,7 +99,7 @@ class VllmEngine:
         if path is not None:
             await path.close()
         self._unwatch()
-        llm, self._llm = self._llm, None
+        llm, self._llm, self._media = self._llm, None, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
             with warnings.catch_warnings():
@@ -118,6 +120,7 @@ class VllmEngine:
             self._config, self._names = engine_config(self._options, is_cpu)
             self._progress.stage(f"loading weights and making room for the KV cache ({_device(is_cpu)})")
             self._llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=[stat_logger(self._tally)])
+            self._media = MediaReader(self._llm, self._options.max_image_pixels)
         self._processes = self._new_processes()
         _cache_environment()
 
@@ -187,13 +190,14 @@ class VllmEngine:
     async def _use(self, path_type: Any) -> None:
         assert self._events is not None
         path = await self._prove(path_type)
-        self._info = describe(self._config, self._names, path.name)
+        assert self._media is not None
+        self._info = describe(self._config, self._names, path.name, self._media.support)
         path.events = replace(self._events, step=self._step, failed=self._failed, died=self._die)
         self._path = path
 
     async def _prove(self, path_type: Any) -> TokenPath:
         """A path that has served a plain request and one with logprobs; both also warm the engine."""
-        path: TokenPath = path_type(self._llm, _no_events(self._die))
+        path: TokenPath = path_type(self._llm, _no_events(self._die), self._media)
         try:
             path.start()
             for sampling in (

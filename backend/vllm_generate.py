@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
+from backend.vllm_media import MediaReader
 from backend.vllm_request import (
     LONG_LIST_TOKENS,
     Reasoning,
@@ -23,14 +25,17 @@ from backend.vllm_request import (
     sampling_params,
 )
 
+logger = logging.getLogger(__name__)
+
 
 class GeneratePath:
     """`vllm_path.TokenPath` over `AsyncLLM.generate`."""
 
     name = "generate"
 
-    def __init__(self, llm: Any, events: EngineEvents) -> None:
+    def __init__(self, llm: Any, events: EngineEvents, media: MediaReader) -> None:
         self.events = events
+        self._media = media
         self._llm = llm
         self._vocab_size = llm.model_config.get_vocab_size()
         self._reasoning = Reasoning(llm)
@@ -68,7 +73,7 @@ class GeneratePath:
         if keys:
             self.events.closed(keys)
 
-    async def _run(self, key: Key, job: Job) -> None:
+    async def _run(self, key: Key, job: Job, is_resent: bool = False) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
@@ -77,29 +82,45 @@ class GeneratePath:
             self._fail(key, "rejected", error)
             return
         try:
-            await self._stream(key, prompt, params, options)
+            is_lost = await self._stream(key, prompt, params, options, bool(job.media), is_resent)
         except EngineDeadError as error:
             self.events.died(f"EngineDeadError: {refusal(error)}")
         except EngineGenerateError as error:
             self._fail(key, "engine", error.__cause__ or error)
         except Exception as error:  # vLLM's own validation
             self._fail(key, "rejected", error)
+        else:
+            if is_lost:
+                logger.info("the engine has lost cached images; sending again")
+                await self._run(key, job, is_resent=True)
 
     async def _prepare(self, job: Job) -> tuple[Any, Any, dict[str, Any]]:
+        if job.media:
+            prompt = await self._media.prompt(job)
+        else:
+            self._media.check(job)
+            prompt = None
+
         def prepare() -> tuple[Any, Any, dict[str, Any]]:
-            prompt = engine_prompt(self._llm, job, prompt_ids(job.ids))
+            whole = prompt if prompt is not None else engine_prompt(self._llm, job, prompt_ids(job.ids))
             reasoning = self._reasoning.fields(job) if self._takes_reasoning else {}
             options = {"priority": job.priority, **reasoning}
-            return prompt, sampling_params(job.sampling, self._vocab_size), options
+            return whole, sampling_params(job.sampling, self._vocab_size), options
 
         return await asyncio.to_thread(prepare) if is_slow(job, LONG_LIST_TOKENS) else prepare()
 
-    async def _stream(self, key: Key, prompt: Any, params: Any, options: dict[str, Any]) -> None:
+    async def _stream(
+        self, key: Key, prompt: Any, params: Any, options: dict[str, Any], has_media: bool, is_resent: bool
+    ) -> bool:
+        """True if nothing came, since the engine has lost images that went by hash only: vLLM has seen that
+        too, so they go whole the next time."""
         request_id = str(next(self._numbers))
         is_first = True
         async for result in self._llm.generate(prompt, params, request_id, **options):
             choice = result.outputs[0]
-            extra = _first(result) if is_first else None
+            if has_media and not is_resent and is_first and choice.finish_reason == "error":
+                return True
+            extra = _first(result, has_media) if is_first else None
             is_first = False
             if choice.logprobs:
                 extra = extra or Extra()
@@ -109,10 +130,11 @@ class GeneratePath:
                 ]
             output = Output(key, list(choice.token_ids), choice.finish_reason, choice.stop_reason, extra)
             if self._tasks.get(key) is not asyncio.current_task():
-                return  # aborted: this output is nobody's
+                return False  # aborted: this output is nobody's
             if output.finish is not None:
                 del self._tasks[key]
             self._add(output)
+        return False
 
     def _add(self, output: Output) -> None:
         if not self._step:
@@ -129,8 +151,10 @@ class GeneratePath:
             self.events.failed(key, kind, refusal(error))
 
 
-def _first(result: Any) -> Extra:
+def _first(result: Any, has_media: bool) -> Extra:
     extra = Extra(cached_tokens=result.num_cached_tokens or 0, is_first=True)
+    if has_media:
+        extra.prompt_tokens = len(result.prompt_token_ids)
     times = result.metrics  # None with --disable-log-stats
     if times is not None and times.scheduled_ts:
         extra.queue_ms = 1e3 * (times.scheduled_ts - times.queued_ts)

@@ -177,18 +177,27 @@ def reasoning_parser(config: Any) -> str | None:
     return getattr(getattr(config, "structured_outputs_config", None), "reasoning_parser", None) or None
 
 
-def engine_request(llm: Any, request_id: str, job: Job, vocab_size: int, reasoning: Reasoning) -> Any:
-    """The `EngineCoreRequest` of a job, its ids packed. Raises `BadJobError`, or what vLLM raises."""
-    extent, packed = packed_ids(job.ids)
+def engine_request(
+    llm: Any, request_id: str, job: Job, vocab_size: int, reasoning: Reasoning, prompt: Any = None
+) -> Any:
+    """The `EngineCoreRequest` of a job, its ids packed. Raises `BadJobError`, or what vLLM raises.
+
+    `prompt`: of a job with media, from `vllm_media`; its ids stay a list.
+    """
+    packed = None
+    if prompt is None:
+        extent, packed = packed_ids(job.ids)
+        prompt = engine_prompt(llm, job, extent)
     request = llm.input_processor.process_inputs(
         request_id,
-        engine_prompt(llm, job, extent),
+        prompt,
         sampling_params(job.sampling, vocab_size),
         supported_tasks=("generate",),
         priority=job.priority,
     )
     request.external_req_id = request_id
-    request.prompt_token_ids = packed
+    if packed is not None:
+        request.prompt_token_ids = packed
     for name, value in reasoning.fields(job).items():
         setattr(request, name, value)
     return request

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
+from backend.vllm_media import MediaReader
 from backend.vllm_metrics import StepRecorder
 from backend.vllm_request import LONG_PACKED_TOKENS, Reasoning, engine_request, is_slow, refusal
 
@@ -29,11 +30,22 @@ _SCHEDULED: Final = 2
 class StepRequest:
     """One job in the engine's hands. Mutable: touched once per token."""
 
-    __slots__ = ("figures", "is_first", "is_resent", "is_sent", "job", "key", "num_cached", "params")
+    __slots__ = (
+        "figures",
+        "is_first",
+        "is_resent",
+        "is_sent",
+        "job",
+        "key",
+        "num_cached",
+        "num_prompt",
+        "params",
+    )
 
     def __init__(self, key: Key, job: Job, figures: Any) -> None:
         self.key = key
-        self.job = job
+        self.job: Job | None = job  # until its first output: it may have to be sent again
+        self.num_prompt = len(job.ids) // 4  # more with media, once they are in the prompt
         self.figures = figures  # vLLM's RequestStateStats
         self.params: Any = None  # vLLM's SamplingParams, once prepared
         self.is_first = True  # no output yet
@@ -47,8 +59,9 @@ class StepPath:
 
     name = "steps"
 
-    def __init__(self, llm: Any, events: EngineEvents) -> None:
+    def __init__(self, llm: Any, events: EngineEvents, media: MediaReader) -> None:
         self.events = events
+        self._media = media
         self._llm = llm
         self._core = llm.engine_core
         self._mm_cache = llm.renderer.mm_processor_cache  # None for a text model
@@ -87,21 +100,33 @@ class StepPath:
 
     async def _send(self, request_id: str) -> None:
         entry = self._requests.get(request_id)
-        if entry is None:  # aborted before it began
+        if entry is None or entry.job is None:  # aborted before it began
             return
         try:
-            arguments = (self._llm, request_id, entry.job, self._vocab_size, self._reasoning)
-            if is_slow(entry.job, LONG_PACKED_TOKENS):
-                request = await asyncio.to_thread(engine_request, *arguments)
-            else:
-                request = engine_request(*arguments)
+            request = await self._prepare(request_id, entry.job)
         except Exception as error:
             self._fail(request_id, "rejected", refusal(error))
             return
         if request_id in self._requests:
             entry.params = request.sampling_params
+            if entry.job.media:
+                entry.num_prompt = len(request.prompt_token_ids)
             entry.is_sent = True  # before the wait: messages to the core keep their order
             await self._core.add_request_async(request)
+
+    async def _prepare(self, request_id: str, job: Job) -> Any:
+        """vLLM's request; None for one with media that was aborted meanwhile."""
+        prompt = None
+        if job.media:
+            prompt = await self._media.prompt(job, lambda: request_id in self._requests)
+            if prompt is None:
+                return None
+        else:
+            self._media.check(job)
+        arguments = (self._llm, request_id, job, self._vocab_size, self._reasoning, prompt)
+        if job.media or is_slow(job, LONG_PACKED_TOKENS):
+            return await asyncio.to_thread(engine_request, *arguments)
+        return engine_request(*arguments)
 
     async def _tell_abort(self, keys: list[Key], request_ids: list[str]) -> None:
         if request_ids:
@@ -141,8 +166,7 @@ class StepPath:
             finish = None
             if item.finish_reason is not None:
                 finish = str(item.finish_reason)
-                num_prompt = len(entry.job.ids) // 4
-                recorder.finished(item, num_prompt, entry.params, entry.num_cached, entry.figures)
+                recorder.finished(item, entry.num_prompt, entry.params, entry.num_cached, entry.figures)
                 del self._requests[item.request_id], self._ids[entry.key]
             outputs.append(Output(entry.key, item.new_token_ids, finish, item.stop_reason, extra))
         recorder.end(batch)
@@ -177,7 +201,8 @@ class StepPath:
 
 def _first(item: Any, entry: StepRequest, step_s: float) -> Extra:
     """What comes with the first output. Both clocks are the engine core's, so the differences are sound."""
-    entry.is_first = False
+    has_media = entry.job is not None and bool(entry.job.media)
+    entry.is_first, entry.job = False, None
     if item.prefill_stats is not None:
         entry.num_cached = item.prefill_stats.num_cached_tokens
     times = {int(event.type): event.timestamp for event in reversed(item.events or ())}
@@ -187,6 +212,7 @@ def _first(item: Any, entry: StepRequest, step_s: float) -> Extra:
         queue_ms=1e3 * (scheduled_s - times.get(_QUEUED, scheduled_s)),
         prefill_ms=1e3 * (step_s - scheduled_s),
         is_first=True,
+        prompt_tokens=entry.num_prompt if has_media else None,
     )
 
 

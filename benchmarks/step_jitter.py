@@ -205,9 +205,10 @@ class _StepEngine:
         )
 
     async def start(self, events: EngineEvents) -> None:
+        from backend.vllm_media import MediaReader
         from backend.vllm_steps import StepPath
 
-        self._path = StepPath(self._llm, events)
+        self._path = StepPath(self._llm, events, MediaReader(self._llm, max_image_pixels=0))
         self._path.start()
         gc.freeze()  # vLLM's million objects are no garbage
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backend.ports import Job
+from backend.vllm_media import MediaReader
 from tests.backend.linked import until
 from tests.backend.vllm_parts import FakeLlm, Heard, import_vllm, pack
 
@@ -61,7 +62,7 @@ class Setup:
 
         self.llm = Llm()
         self.heard = Heard()
-        self.path = GeneratePath(self.llm, self.heard.events)
+        self.path = GeneratePath(self.llm, self.heard.events, MediaReader(self.llm, 1000))
         self.path.start()
 
     async def submit(self, key: str, **sampling: Any) -> asyncio.Queue[Any]:
@@ -182,7 +183,7 @@ async def test_version_that_knows_no_reasoning_gets_none(monkeypatch: pytest.Mon
 
     llm = Llm()
     monkeypatch.setattr(llm, "generate", generate)
-    path = GeneratePath(llm, Heard().events)
+    path = GeneratePath(llm, Heard().events, MediaReader(llm, 1000))
     path.submit("a", Job(PROMPT, {"structured_outputs": {"json_object": True}}, reasoning_ended=False))
     await until(lambda: given)
     assert given == [{"priority": 0}]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backend.ports import Job
+from backend.vllm_media import MediaReader
 from tests.backend.vllm_parts import FakeLlm, Heard, import_vllm, pack
 
 PROMPT = pack([1, 2, 3])
@@ -27,7 +28,7 @@ class Setup:
         self.llm = FakeLlm()
         self.core = self.llm.engine_core
         self.heard = Heard()
-        self.path = StepPath(self.llm, self.heard.events)
+        self.path = StepPath(self.llm, self.heard.events, MediaReader(self.llm, 1000))
         self.path.start()
 
     async def submit(self, key: str, **sampling: Any) -> str:
