@@ -29,7 +29,6 @@ from gateway.error_body import stream_error
 from gateway.realtime_events import Events, ItemEvents, Json, ResponseHead, WriteText, new_item_id
 from gateway.record import RequestRecord
 from gateway.whole_message import new_call_id
-from pipeline.errors import HeadraceError
 from pipeline.events import CONTENT, Finish, TextDelta, ToolCallDelta
 from pipeline.realtime_errors import ResponseCancelled
 from pipeline.speech import SpeechChunker
@@ -72,9 +71,13 @@ class _Item:
     previous_item_id: str | None = None
     pieces: list[str] = field(default_factory=list)
 
+    @property
+    def is_call(self) -> bool:
+        return bool(self.fields["type"] == "function_call")
+
     def wire(self, status: ItemStatus) -> dict[str, Json]:
         text = "".join(self.pieces)
-        if self.fields["type"] == "function_call":
+        if self.is_call:
             return {**self.fields, "status": status, "arguments": text}
         return {**self.fields, "status": status, "content": [{"type": "output_text", "text": text}]}
 
@@ -151,8 +154,8 @@ class RealtimeWriter:
         details: Json = {"type": status} if reason is None else {"type": status, "reason": reason}
         self._done(status, details, timings)
 
-    def fail(self, error: HeadraceError) -> None:
-        """All that is open is closed, then `response.done` says why."""
+    def fail(self, error: Exception) -> None:
+        """All that is open is closed, then `response.done` says why. After the end: nothing."""
         if self._is_ended:
             return
         status: ResponseStatus
@@ -161,7 +164,7 @@ class RealtimeWriter:
             status, details = "cancelled", {"type": "cancelled", "reason": error.reason}
         else:
             self._flush()
-            told = stream_error(error)["error"]
+            told = stream_error(error, self._record.request_id)["error"]
             status = "failed"
             details = {"type": status, "error": {key: told[key] for key in ("type", "code", "message")}}
         self._close("incomplete")
@@ -193,7 +196,8 @@ class RealtimeWriter:
             self._close("completed")
             self._begin_call(event.call_id or new_call_id(), event.name)
         if event.arguments:
-            assert self._open is not None, "a piece of a tool call before its name"
+            assert self._open is not None, "a piece of a call before its name"
+            assert self._open.is_call, "a piece of a call after its end"
             self._pieces.append(event.arguments)
             self.num_frames += 1
             self._open.events.delta(event.arguments)
@@ -234,9 +238,10 @@ class RealtimeWriter:
             return
         wire = item.wire(status)
         self._output.append(wire)
-        self.num_frames += 3
+        self.num_frames += 2 if item.is_call else 3
         item.events.done("".join(item.pieces))
         if self._place is not None:
+            self.num_frames += 1
             self._place.done(wire)
             self._events.item_done(wire, item.previous_item_id)
         self._events.output_item_done(self._head.id, item.index, wire)
