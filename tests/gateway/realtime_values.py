@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
 
+from gateway.chat_schema import parse_chat
+from gateway.realtime_conversation import Conversation
 from gateway.realtime_items import Item, NewId, read_item
+from gateway.realtime_session import ResponsePlan, Session
 from gateway.sampling_fields import DEFAULT_LIMITS
 from pipeline.errors import ClientError, InvalidRequest
+from pipeline.values import ChatRequest, Delivery
 
 
 def numbered() -> NewId:
@@ -47,6 +53,14 @@ def client_error(act: Callable[[], object]) -> ClientError:
     return caught.value
 
 
+def outcome(act: Callable[[], Any]) -> Any:
+    """What it gives, or the client error that it raises."""
+    try:
+        return act()
+    except ClientError as error:
+        return error
+
+
 def mutated(value: Any, chance: Any) -> Any:
     """A JSON value with about one of its places changed to something else. `chance`: a seeded Random."""
     if chance.random() < 0.15:
@@ -61,3 +75,33 @@ def mutated(value: Any, chance: Any) -> Any:
             changed[chance.choice(["type", "id", "content", "extra", "null"])] = chance.choice([None, 3, "a"])
         return changed
     return [mutated(each, chance) for each in value] if isinstance(value, list) else value
+
+
+TOOL: dict[str, Any] = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
+CHAT_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
+}
+FIRST = Session.first("sess_1", "m", DEFAULT_LIMITS)
+
+
+def with_items(*texts: str) -> Conversation:
+    conversation = Conversation()
+    for text in texts:
+        conversation.add(item(said("user", text, f"id-{text}")))
+    return conversation
+
+
+def planned(session: Session = FIRST, fields: dict[str, Any] | None = None) -> ResponsePlan:
+    return session.plan(fields, with_items("hi"), numbered())
+
+
+def chat_request(**fields: Any) -> ChatRequest:
+    """That of a chat body with these fields and the conversation of `with_items("hi")`."""
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}], **fields}
+    return parse_chat(json.dumps(body).encode(), DEFAULT_LIMITS)
+
+
+def as_told(request: ChatRequest, include_timings: bool = False) -> ChatRequest:
+    """The request with what is always asked of a Realtime response."""
+    return replace(request, delivery=Delivery(True, True, include_timings=include_timings))
