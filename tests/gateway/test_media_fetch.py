@@ -172,10 +172,15 @@ async def test_a_file_comes_as_it_is(site: Site) -> None:
 
 
 async def test_no_cookie_and_no_connection_is_kept_for_the_next_fetch(site: Site) -> None:
-    site.answers["/"] = ok(FILE, "Set-Cookie: a=b")
+    async def stay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(ok(FILE, "Set-Cookie: a=b"))
+        await until_closed(reader)
+
+    site.answers["/"] = stay
     fetching = fetcher(site)
     for _ in range(2):
         assert await fetching.fetch(site.url("/"), PATH, 1 << 20) == FILE
+        await asyncio.wait_for(site.all_closed.wait(), 5)
     await fetching.close()
     assert len(site.heads) == 2
     assert "cookie" not in site.heads[1].lower()
