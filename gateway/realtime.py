@@ -169,7 +169,7 @@ class RealtimeTalk:
         )
         response = Response(record, self._socket.outlet, self._socket.abort)
         place = _Place(self._conversation) if plan.in_conversation else None
-        writer = RealtimeWriter(
+        response.writer = RealtimeWriter(
             self._events,
             record,
             head,
@@ -183,13 +183,13 @@ class RealtimeTalk:
         if plan.in_conversation:
             self._active = response_id
         self._events.response_created(head)
-        task = asyncio.create_task(self._run(response, plan, writer), name="realtime response")
+        task = asyncio.create_task(self._run(response, plan), name="realtime response")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, response: Response, plan: ResponsePlan, writer: RealtimeWriter) -> None:
+    async def _run(self, response: Response, plan: ResponsePlan) -> None:
         try:
-            await response.run(self._parts.flow, plan.request, writer)
+            await response.run(self._parts.flow, plan.request)
         finally:
             self._parts.remember(response.record)
 

@@ -39,7 +39,7 @@ class Response:
         self.close = close
         self.on_gone: Callable[[str], None] = _ignore
         self.on_over: Callable[[], None] = nothing
-        self.writer: RealtimeWriter | None = None
+        self.writer: RealtimeWriter  # set before anything else happens; it tells `over` of its end
         self._answer: Answer | None = None
         self._work: asyncio.Future[Any] | None = None  # of the prompt, while it is prepared elsewhere
         self._refusal: HeadraceError | None = None
@@ -49,16 +49,15 @@ class Response:
     def is_over(self) -> bool:
         return self._over.is_set()
 
-    async def run(self, flow: Flow, request: ChatRequest, writer: RealtimeWriter) -> None:
+    async def run(self, flow: Flow, request: ChatRequest) -> None:
         """Its whole life. Raises nothing but a cancel."""
-        self.writer = writer
         flow.in_progress.add(self)
         try:
+            self._check()  # before its first step
             self.record.begin()
             prompt, ready = await flow.prepare_request(self, request)
-            if self._refusal is not None:  # since the prompt was ready, a moment ago
-                raise self._refusal
-            self._answer = answer = flow.start(self, writer, prompt, ready)
+            self._check()  # since the prompt was ready, a moment ago
+            self._answer = answer = flow.start(self, self.writer, prompt, ready)
             del ready  # with its buffers: only choices that may be submitted again still hold them
             self.record.status = HTTPStatus.OK
             await flow.finish(self, answer, prompt)
@@ -102,9 +101,13 @@ class Response:
             return
         self.record.ended, self.record.detail = how_it_ended(error)
         self.record.status = status_of(error)
-        assert self.writer is not None
         self.writer.fail(error)
         self.over()
+
+    def _check(self) -> None:
+        """Raises what `refuse` was given."""
+        if self._refusal is not None:
+            raise self._refusal
 
     # -- gateway.client.Asker and Client -------------------------------------------------------------------
 
@@ -113,8 +116,7 @@ class Response:
         self._work = task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task,))
-            if self._refusal is not None:
-                raise self._refusal
+            self._check()
             return task.result()
         finally:
             self._work = None

@@ -70,7 +70,7 @@ class FakeFlow:
         self.start_error: Exception | None = None
         self.answer: FakeAnswer | None = None
         self.aborts = 0
-        self.is_working = False
+        self.is_working = self.has_worked = False
 
     async def prepare_request(self, asker: Response, request: ChatRequest) -> tuple[str, str]:
         await asker.unless_gone(self._work())
@@ -79,7 +79,7 @@ class FakeFlow:
         return "prompt", "ready"
 
     async def _work(self) -> None:
-        self.is_working = True
+        self.is_working = self.has_worked = True
         try:
             await self.prompt_ready.wait()
         finally:
@@ -127,8 +127,8 @@ async def running() -> AsyncIterator[Running]:
     writer = FakeWriter(response)
     overs: list[bool] = []
     response.on_over = lambda: overs.append(True)
-    run = response.run(cast(Flow, flow), cast(ChatRequest, None), cast(RealtimeWriter, writer))
-    task = asyncio.create_task(run)
+    response.writer = cast(RealtimeWriter, writer)
+    task = asyncio.create_task(response.run(cast(Flow, flow), cast(ChatRequest, None)))
     await asyncio.sleep(0)
     yield Running(response, flow, writer, task, overs)
     task.cancel()
@@ -157,6 +157,20 @@ async def test_a_cancel_before_the_prompt_is_ready(running: Running, num_steps: 
     assert running.writer.ends == ["cancelled"]
     assert running.flow.answer is None or running.flow.aborts == 1
     assert running.response.record.ended == "cancelled" or running.flow.answer is not None
+
+
+async def test_a_cancel_before_its_first_step() -> None:
+    flow = FakeFlow()
+    record = RequestRecord("resp_1", "/v1/realtime", 0.0)
+    response = Response(record, cast(WebSocketOutlet, FakeOutlet()), lambda: None)
+    writer = FakeWriter(response)
+    response.writer = cast(RealtimeWriter, writer)
+    task = asyncio.create_task(response.run(cast(Flow, flow), cast(ChatRequest, None)))
+    response.cancel(ResponseCancelled())
+    assert writer.ends == ["cancelled"]
+    await task
+    assert writer.ends == ["cancelled"]
+    assert not flow.has_worked
 
 
 async def test_a_cancel_of_an_answer(running: Running) -> None:
