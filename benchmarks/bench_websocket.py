@@ -250,7 +250,7 @@ def main(arguments: argparse.Namespace) -> int:
             )[1]
             for name, step_ms in steps.items()
         ]
-        served = running.enter_context(gateway(folder, addresses))
+        served = running.enter_context(gateway(folder, addresses, "--max-conversations", "2000"))
         uvloop.run(measure(report, served, arguments))
     return report.close()
 

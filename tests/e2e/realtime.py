@@ -156,6 +156,11 @@ class Talk:
         assert close is not None, "no close frame"
         return close.code, close.reason
 
+    def forget(self) -> None:
+        """All events that were waited past."""
+        del self.events[: self._num_read]
+        self._num_read = 0
+
     def vanish(self) -> None:
         """Reset the connection, without a word."""
         raw = self.connection.transport.get_extra_info("socket")
