@@ -8,25 +8,23 @@ from typing import Final
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from pipeline.errors import HeadraceError, InvalidRequest
+from pipeline.errors import ClientError, HeadraceError
 
 VERSION: Final = "13"
 _MAX_SHOWN_CHARS: Final = 40
 
 
-class HandshakeRefused(InvalidRequest):
+class HandshakeRefused(ClientError):
     """The offer of a WebSocket breaks RFC 6455, section 4.2.1."""
 
     code = "bad_websocket_handshake"
 
 
-class UpgradeRequired(HandshakeRefused):
-    """The offer is of a version that is not spoken here (RFC 6455, section 4.2.2)."""
+class UpgradeRequired(ClientError):
+    """There is no offer, or one of a version that is not spoken here (RFC 6455, section 4.2.2)."""
 
     status_hint = 426
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "sec-websocket-version", "websocket_required")
+    code = "websocket_required"
 
 
 # What a refusal says of the protocol that must be offered, and of its version.
