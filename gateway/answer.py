@@ -74,6 +74,7 @@ class Answer:
         self._num_open = 0
         self._prompts: list[int] = []  # per choice the number of its prompt
         self._new_prompts: set[int] = set()  # without a first token
+        self._prompt_tokens: list[int] = []  # per choice, as they were sent
         self._started_s = record.started_s
         self._written_s = record.started_s
         self._num_frames = 0
@@ -85,6 +86,7 @@ class Answer:
         numbers: dict[int, int] = {}
         self._prompts = [numbers.setdefault(id(call.prompt), len(numbers)) for call in calls]
         self._new_prompts = set(self._prompts)
+        self._prompt_tokens = [call.prompt.num_tokens for call in calls]
         try:
             for choice in self._choices:
                 choice.submit(self.engine)
@@ -105,6 +107,8 @@ class Answer:
         if first is not None and prompt in self._new_prompts:
             self._new_prompts.remove(prompt)  # its other choices find the cache filled by the first
             record.cached_tokens += first.cached_tokens
+            if first.prompt_tokens is not None:
+                record.prompt_tokens += first.prompt_tokens - self._prompt_tokens[index]
         if record.first_token_s is None:
             record.first_token_s = now_s
             record.first = first

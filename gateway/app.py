@@ -67,7 +67,8 @@ class Gateway:
         self.keys = ApiKeys(settings.access.api_key)
         self.request_limits = parts.request_limits(settings)
         self.rules = parts.live_rules(settings, self.metrics)
-        self.tokens = tokens = TokenParts(settings, self.metrics, token_fd)
+        self._media = parts.media_loader(settings)
+        self.tokens = tokens = TokenParts(settings, self.metrics, token_fd, self._media.load)
         chat_template = prompts.chat_template.read_text() if prompts.chat_template else None
         self.models = Models(
             parts.inbound_options(settings),
@@ -192,6 +193,7 @@ class Gateway:
             await self.streams.close()
             await self.pool.stop()
             await self.tokens.close()
+            await self._media.close()
             self.request_log.flush()
             if self.audit_log is not None:
                 self.audit_log.flush()

@@ -33,6 +33,13 @@ TEXT_FORMS: Final = (
     "without tools, logprobs or stream_options. It does not tell why it ends; one that fails or is blocked "
     "stops without the end of its chunked coding, which HTTP clients report."
 )
+MEDIA_FORMS: Final = (
+    " Where the model takes them, content parts may be images (`image_url`, `input_image`: PNG, JPEG, WebP "
+    "or GIF, of which the first frame counts) and sounds (`input_audio`, `audio_url`: WAV, FLAC, Ogg or MP3, "
+    "and raw samples as `pcm16`). Addresses are data URIs with base64, and http(s) from the hosts that the "
+    "server allows, if any. `detail` is taken and ignored: the model's own processor decides how it sees an "
+    "image."
+)
 COMPLETION_EXAMPLE: Final = {"prompt": "The sky is blue because", "max_tokens": 32, "temperature": 0}
 
 
@@ -62,7 +69,9 @@ ROUTES: Final = (
         "Continue a chat",
         "OpenAI's chat completions with vLLM's sampling fields. With `stream: true` the answer comes as "
         "server-sent events: `data: {…}` per piece, comments `: ping` while waiting, and `data: [DONE]` at "
-        'the end. A stream that fails ends with `data: {"error": …}` and without `[DONE]`. ' + TEXT_FORMS,
+        'the end. A stream that fails ends with `data: {"error": …}` and without `[DONE]`. '
+        + TEXT_FORMS
+        + MEDIA_FORMS,
         body=ChatBody,
         example=CHAT_EXAMPLE,
         answer=ChatCompletion,

@@ -16,6 +16,8 @@ from gateway.answer import AnswerLimits
 from gateway.journal import JournalLimits
 from gateway.link_tls import client_tls
 from gateway.live_rules import LiveRules
+from gateway.media import MediaLimits, MediaLoader
+from gateway.media_fetch import MediaFetcher
 from gateway.metrics import Metrics
 from gateway.openai_schema import RequestLimits
 from gateway.own_store import OwnStore
@@ -63,7 +65,17 @@ def inbound_options(settings: Settings) -> InboundOptions:
         templates={template.name: template for template in prompts.templates},
         context_policy=prompts.context_policy,
         raw_control_strings=prompts.raw_control_strings == "control",
+        max_media=settings.media.max_images,
     )
+
+
+def media_loader(settings: Settings) -> MediaLoader:
+    """What gets images and sounds. Without allowed domains nothing is fetched, nor the client imported."""
+    media = settings.media
+    fetcher = MediaFetcher(
+        media.allowed_media_domains, media.media_limit_s, media.media_redirects, media.media_fetches
+    )
+    return MediaLoader(fetcher, MediaLimits(media.max_media_bytes, media.max_image_pixels, media.max_audio_s))
 
 
 def load_parsers(answers: Answers, info: ModelInfo, files: Mapping[str, bytes]) -> OutputParsers | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.encoders import Encoders
 from gateway.metrics import Metrics
-from gateway.needs import NeedServer
+from gateway.needs import Load, NeedServer
 from gateway.settings import Settings
 from gateway.shared_tokens import SharedTokens
 from gateway.token_metrics import TokenMetrics
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 
 class TokenParts:
-    """Built by `gateway/app.py`. `token_fd`: memory that several processes share, if there is any."""
+    """Built by `gateway/app.py`. `token_fd`: memory that several processes share, if there is any.
 
-    def __init__(self, settings: Settings, metrics: Metrics, token_fd: int | None) -> None:
+    `load_media`: the one need of requests that is no affair of token ids.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, token_fd: int | None, load_media: Load) -> None:
         prompts = settings.prompts
         near = SharedTokens(token_fd) if token_fd is not None else None
         self._far = _redis_tokens(settings)
@@ -29,7 +32,7 @@ class TokenParts:
         self.store = TokenStore(
             TokenCache(prompts.token_cache_bytes), BufferPool(prompts.token_buffer_bytes), self.encoders.offer
         )
-        self.needs = NeedServer(self.encoders, self.store.pool, settings.limits.queue_limit_s)
+        self.needs = NeedServer(self.encoders, self.store.pool, settings.limits.queue_limit_s, load_media)
         self._metrics = TokenMetrics(metrics, self.store, self.encoders, near, self._far)
 
     def publish(self) -> None:
