@@ -56,7 +56,7 @@ def _one_of(characters: str) -> str:
 _GAP: Final = rf"(?:(?!{_one_of(_NO_BREAK)})\s\s*+)?+"
 _PLACE: Final = re.compile(
     rf"""(?P<sentence>{_one_of(_SENTENCE)}++)
-        (?P<closers>(?: {_one_of(_CLOSERS)} | \s[»›]  # French has a space before them
+        (?P<closers>(?: {_one_of(_CLOSERS)} | \s[»›](?!\w)  # French has a space before them
             | (?<={_one_of("." + _SPACED_ENDS)}){_one_of(_GERMAN_CLOSERS)} )*+)
         (?P<after>{_GAP})
     | (?P<clause>{_one_of(_CLAUSE)}++) {_one_of(_CLOSERS)}*+ (?P<behind>{_GAP})
@@ -74,7 +74,7 @@ _INITIAL: Final = re.compile(r"(?!I)[^\W\d_\u2e80-\ud7ff\uf900-\uffef]")
 _TITLE: Final = re.compile(
     "mr|mrs|ms|mx|dr|prof|rev|hon|gen|col|capt|cpt|lt|sgt|sen|rep|gov|pres|st|mt|messrs|vs|approx|cf|"
     "hr|fr|frl|bzw|ca|vgl|inkl|exkl|zzgl|ggf|evtl|sog|bspw|geb|dipl|ing|mio|mrd|tsd|str|tel|"
-    "sra|srta|mme|mlle|डॉ",
+    "sra?|sres|srta|mme|mlle|डॉ",
     re.IGNORECASE,
 )
 _NUMBERED: Final = re.compile(
@@ -142,13 +142,14 @@ def _ends_sentence(text: str, start: int, place: re.Match[str]) -> bool:
         return False
     if not set(marks).isdisjoint(_WIDE_ENDS):
         return True
-    if not gap and (marks == "." or not _WIDE.match(next_one)):
+    before = text[start : place.start()]
+    if not gap and not (_WIDE.match(next_one) and (marks != "." or _WIDE.match(before[-1]))):
         return False
     if not set(marks).isdisjoint(_ENDS):
         return not (next_one.islower() and place["closers"])  # "Why?" he said
     if next_one.islower():
         return False
-    return marks != "." or not _keeps_dot(text[start : place.start()], next_one)
+    return marks != "." or not _keeps_dot(before, next_one)
 
 
 def _ends_clause(text: str, start: int, place: re.Match[str]) -> bool:
