@@ -147,12 +147,12 @@ def check_image(data: Any, max_pixels: int) -> int:
 
     Raises `ValueError` for more than `max_pixels`, and for what is no image that is taken.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS) as image:
             width, height = image.size
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise ValueError("it is no PNG, JPEG, WebP or GIF image, or its beginning is broken") from None
     if width * height > max_pixels:
         raise ValueError(f"it has {width} x {height} pixels; the limit is {max_pixels}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from backend.link_client import ClientLimits, LinkClient, open_link
 from backend.link_server import LinkServer
 from backend.scripted import ScriptedOptions, scripted_server
 from pipeline.errors import HeadraceError
-from pipeline.values import EngineCall, FirstToken, Prompt, TokenLogprobs
+from pipeline.values import EngineCall, FirstToken, MediaKind, Medium, Prompt, TokenLogprobs
 
 NUM_WORDS = 500
 EOS_ID = NUM_WORDS
@@ -44,6 +45,10 @@ def make_call(
 ) -> EngineCall:
     ids = memoryview(ids_of(prompt))
     return EngineCall(model, Prompt(ids, len(prompt), affinity), sampling, max_tokens)
+
+
+def make_medium(data: bytes, kind: MediaKind = "image") -> Medium:
+    return Medium(kind, data, "png", hashlib.sha256(data).hexdigest())
 
 
 def is_lent(buffer: bytearray) -> bool:

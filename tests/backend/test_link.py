@@ -76,13 +76,14 @@ def test_every_kind_of_frame_survives_the_wire() -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, 4, 252, 256, 65_532, link.PIECE_BYTES, 1 << 20])
 @pytest.mark.parametrize(("slot", "generation"), [(0, 0), (127, 128), (link.MAX_SLOTS - 1, 2**63 - 1)])
-def test_piece_head_and_its_ids_are_a_piece(slot: int, generation: int, num_bytes: int) -> None:
+def test_head_and_its_bytes_are_a_frame(slot: int, generation: int, num_bytes: int) -> None:
     ids = random.Random(num_bytes).randbytes(num_bytes)
-    data = link.piece_head(slot, generation, num_bytes) + ids
-    assert list(Framer().feed(data + link.encode(link.Fetch("next")))) == [
-        link.Piece(slot, generation, ids),
-        link.Fetch("next"),
-    ]
+    for head, frame in ((link.piece_head, link.Piece), (link.media_head, link.Media)):
+        data = head(slot, generation, num_bytes) + ids
+        assert list(Framer().feed(data + link.encode(link.Fetch("next")))) == [
+            frame(slot, generation, ids),
+            link.Fetch("next"),
+        ]
 
 
 def test_frames_are_the_same_for_every_split_in_two() -> None:
@@ -227,3 +228,51 @@ def test_version_window_is_one_minor_version() -> None:
     for peer in ((major, minor + 2), (major + 1, minor), (major - 1, minor)):
         with pytest.raises(LinkError, match="link version"):
             link.check_version(peer)
+
+
+# -- version 0.2, which has no media -----------------------------------------------------------------------
+
+
+class OldSubmit(msgspec.Struct, array_like=True):
+    slot: int
+    generation: int
+    ids: bytes
+    sampling: dict[str, Any]
+    priority: int = 0
+    cache_salt: str | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+
+
+class OldExtra(msgspec.Struct, array_like=True):
+    cached_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    is_first: bool = False
+    logprobs: list[tuple[list[int], list[float], int]] | None = None
+
+
+def test_old_peer_reads_what_it_knows_of_a_new_one() -> None:
+    submit = Submit(
+        3, 9, b"abcd", {"n": 1}, 2, "salt", True, {"a": 1}, [link.MediaHead("image", "png", "d", 5)]
+    )
+    old = OldSubmit(3, 9, b"abcd", {"n": 1}, 2, "salt", True, {"a": 1})
+    assert msgspec.msgpack.decode(link.encode(submit)[link.HEADER_BYTES :], type=OldSubmit) == old
+    extra = msgspec.msgpack.encode(Extra(5, 1.0, 2.0, True, None, 99))
+    assert msgspec.msgpack.decode(extra, type=OldExtra) == OldExtra(5, 1.0, 2.0, True)
+
+
+def test_new_peer_reads_an_old_one() -> None:
+    old = msgspec.msgpack.encode(OldSubmit(3, 9, b"abcd", {"n": 1}, 2, "salt", True, {"a": 1}))
+    assert link.decode(link.SUBMIT, old) == Submit(3, 9, b"abcd", {"n": 1}, 2, "salt", True, {"a": 1})
+    extra = msgspec.msgpack.encode(OldExtra(5, 1.0, 2.0, True))
+    assert msgspec.msgpack.decode(extra, type=Extra) == Extra(5, 1.0, 2.0, True)
+    welcome = msgspec.msgpack.encode(Welcome(b"", "w", ["m"], 4096, 16, {}, "f", [], {}))
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(welcome)[:-1])
+    assert link.decode(link.WELCOME, old).media == {}
+
+
+def test_size_below_zero_is_a_link_error() -> None:
+    submit = Submit(3, 9, b"", {}, media=[link.MediaHead("image", "png", "", -1)])
+    with pytest.raises(LinkError):
+        list(Framer().feed(bytes(link.encode(submit))))

@@ -16,7 +16,8 @@ from backend.model_files import ModelFilesError
 from backend.ports import EngineEvents, Job, Key, Output
 from backend.scripted import Faults, ScriptedEngine, ScriptedOptions, serve_scripted
 from backend.scripted_tokens import ScriptError
-from tests.backend.linked import EOS_ID, NUM_WORDS, ids_of, make_tokenizer, until
+from pipeline.values import MediaSupport, Medium
+from tests.backend.linked import EOS_ID, NUM_WORDS, ids_of, make_medium, make_tokenizer, until
 from tests.pipeline.small_tokenizers import byte_level
 
 
@@ -73,6 +74,68 @@ def write_script(folder: Path, value: Any) -> Path:
     path = folder / "script.json"
     path.write_text(json.dumps(value))
     return path
+
+
+# -- media -------------------------------------------------------------------------------------------------
+
+
+async def ask_with(listener: Listener, prompt: list[int], *media: Medium, **sampling: Any) -> Any:
+    """The ids and the first output's facts, or the refusal."""
+    key, job = object(), Job(ids_of(prompt), {"max_tokens": 20} | sampling, media=media)
+    listener.engine.submit(key, job)
+    await until(lambda: key in listener.ended or key in [failure[0] for failure in listener.failures])
+    if key not in listener.ended:
+        return next(failure[1:] for failure in listener.failures if failure[0] == key)
+    outputs = listener.outputs[key]
+    return [token for output in outputs for token in output.ids], outputs[0].extra
+
+
+async def test_media_are_many_tokens_that_depend_on_their_bytes_and_kind(tmp_path: Path) -> None:
+    listener = await make(tmp_path, media=("image=w400", "audio=w401"))
+    assert listener.engine.info.media == {"image": MediaSupport(400, 16), "audio": MediaSupport(401, 16)}
+    one, other, sound = make_medium(b"1"), make_medium(b"2"), make_medium(b"1", "audio")
+    ids, extra = await ask_with(listener, [1, 400, 2, 401], one, sound)
+    assert extra.prompt_tokens == 2 + 2 * 7
+    assert (await ask_with(listener, [1, 400, 2, 401], sound, one))[0] == ids  # their order by kind counts
+    assert (await ask_with(listener, [1, 400, 2, 401], other, sound))[0] != ids
+    first, second = [await ask_with(listener, [400, 400], *pair) for pair in ((one, other), (other, one))]
+    assert first[0] != second[0]
+    assert (await ask_with(listener, [1, 2]))[1].prompt_tokens is None
+
+
+async def test_prefix_cache_tells_media_apart(tmp_path: Path) -> None:
+    listener = await make(tmp_path, block_size=4, media=("image=w400",))
+    prompt = [*range(8), 400, *range(8)]
+    cached = [
+        (await ask_with(listener, prompt, make_medium(file)))[1].cached_tokens for file in (b"1", b"1", b"2")
+    ]
+    assert cached == [0, 20, 8]
+
+
+async def test_placeholders_and_length_are_checked_with_media(tmp_path: Path) -> None:
+    listener = await make(tmp_path, max_model_len=30, media=("image=w400",))
+    image = make_medium(b"1")
+    assert await ask_with(listener, [1, 400]) == (
+        "rejected",
+        "the prompt has 1 placeholders for 0 of kind 'image'",
+    )
+    assert await ask_with(listener, [1], image) == (
+        "rejected",
+        "the prompt has 0 placeholders for 1 of kind 'image'",
+    )
+    kind, message = await ask_with(listener, [400] * 5, *[image] * 5)
+    assert (kind, message) == ("rejected", "the prompt has 140 bytes; it must be 1 to 29 ids of 4 bytes")
+
+
+@pytest.mark.parametrize("entry", ["image", "image=", "smell=w4", "=w4"])
+def test_media_entry_that_is_none_is_named(entry: str) -> None:
+    with pytest.raises(ValueError, match=f"scripted_media is {entry!r}"):
+        ScriptedOptions(tokenizer=Path("t"), media=(entry,))
+
+
+async def test_placeholder_that_is_no_token_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no token '<image>'"):
+        await make(tmp_path, media=("image=<image>",))
 
 
 # -- tokens ------------------------------------------------------------------------------------------------

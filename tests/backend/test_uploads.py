@@ -10,11 +10,11 @@ import pytest
 
 from backend import link
 from backend.framing import Framer
-from backend.link import Piece, Submit
+from backend.link import Media, MediaHead, Piece, Submit
 from backend.uploads import MAX_COPIED_BYTES, Parts, Uploads
 from pipeline.errors import InvalidRequest
 from pipeline.values import EngineCall, Prompt
-from tests.backend.linked import ids_of, is_lent, make_call
+from tests.backend.linked import ids_of, is_lent, make_call, make_medium
 
 PIECE_TOKENS = link.PIECE_BYTES // 4
 COPIED_TOKENS = MAX_COPIED_BYTES // 4
@@ -136,6 +136,63 @@ def test_dropped_upload_sends_nothing_more_and_tells_whether_it_had_begun() -> N
     assert uploads.drop(2) is True
     assert uploads.drop(3) is False
     assert uploads.take_piece() is None
+
+
+# -- media -------------------------------------------------------------------------------------------------
+
+FILES = [b"p" * (link.PIECE_BYTES + 9), b"", b"w" * 3, b"q" * link.PIECE_BYTES]
+
+
+def media_call(num_tokens: int) -> EngineCall:
+    return replace(make_call(list(range(num_tokens))), media=tuple(make_medium(file) for file in FILES))
+
+
+@pytest.mark.parametrize("num_tokens", [1, COPIED_TOKENS, COPIED_TOKENS + 1, PIECE_TOKENS + 1])
+def test_media_go_before_the_prompt_and_the_submit_names_them(num_tokens: int) -> None:
+    uploads = Uploads()
+    assert uploads.start(3, 9, media_call(num_tokens)) is None
+    *parts, submit = frames_of(uploads)
+    kinds = [type(part) for part in parts]
+    assert kinds == sorted(kinds, key=[Media, Piece].index)
+    assert all((part.slot, part.generation) == (3, 9) for part in parts)
+    data = [part.data for part in parts if isinstance(part, Media)]
+    assert b"".join(data) == b"".join(FILES)
+    assert max(map(len, data)) == link.PIECE_BYTES
+    ids = b"".join(part.ids for part in [*parts, submit] if not isinstance(part, Media))
+    assert ids == ids_of(range(num_tokens))
+    media = media_call(1).media
+    assert isinstance(submit, Submit)
+    assert submit.media == [MediaHead("image", "png", each.digest, len(each.data)) for each in media]
+    assert uploads.take_piece() is None
+
+
+def test_media_are_not_copied() -> None:
+    uploads, call = Uploads(), media_call(1)
+    uploads.start(3, 9, call)
+    sent = []
+    while (parts := uploads.take_piece()) is not None:
+        sent += [part.obj for part in parts if isinstance(part, memoryview)]
+    assert [id(each) for each in sent] == [id(call.media[index].data) for index in (0, 0, 2, 3)]
+
+
+def test_empty_media_are_only_named() -> None:
+    uploads = Uploads()
+    uploads.start(3, 9, replace(make_call([1]), media=(make_medium(b""),)))
+    (submit,) = frames_of(uploads)
+    assert isinstance(submit, Submit)
+    assert submit.media is not None
+    assert [head.num_bytes for head in submit.media] == [0]
+
+
+@pytest.mark.parametrize("num_sent", [0, 1, 2, 3])
+def test_dropped_media_send_nothing_more(num_sent: int) -> None:
+    uploads = Uploads()
+    uploads.start(1, 11, media_call(PIECE_TOKENS + 1))
+    uploads.start(2, 12, make_call(list(range(PIECE_TOKENS + 1))))
+    for _ in range(num_sent):
+        uploads.take_piece()
+    assert uploads.drop(1) is (num_sent == 0)
+    assert {frame.slot for frame in frames_of(uploads)} == {2}
 
 
 # -- how long the pooled buffer stays lent -----------------------------------------------------------------
