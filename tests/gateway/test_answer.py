@@ -651,3 +651,22 @@ async def test_cached_tokens_count_once_per_prompt() -> None:
     for stream, cached in zip(case.streams, (3, 5, 2, 5), strict=True):
         stream.say("a", "stop", first=FirstToken(cached_tokens=cached))
     assert case.client.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}
+
+
+async def test_a_prompt_counts_as_the_engine_counts_it_once() -> None:
+    """Images are many tokens each, which only the engine knows. Two prompts, of two choices and of one."""
+    case = Case(stream=False, num_choices=3)
+    first, second = call(), call()
+    case.record.prompt_tokens = first.prompt.num_tokens + second.prompt.num_tokens
+    case.answer.start([first, first, second], case._make)
+    for stream, prompt_tokens in zip(case.streams, (12, 12, None), strict=True):
+        stream.say("a", "stop", first=FirstToken(prompt_tokens=prompt_tokens))
+    assert case.client.json["usage"]["prompt_tokens"] == 12 + second.prompt.num_tokens
+
+
+async def test_a_prompt_that_is_submitted_again_counts_once() -> None:
+    case = Case(stream=False).start()
+    case.streams[0].say([0], first=FirstToken(prompt_tokens=12))
+    case.streams[0].fail(WorkerLost("gone"))
+    case.streams[1].say("a", "stop", first=FirstToken(prompt_tokens=12))
+    assert case.client.json["usage"]["prompt_tokens"] == 12
