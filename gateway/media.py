@@ -56,6 +56,8 @@ class MediaLoader:
     async def load(self, refs: Sequence[MediaRef]) -> tuple[Medium, ...]:
         """A medium for each, in order; equal ones are loaded once, all of them at the same time.
 
+        As long as a message lives, as in a conversation, what it names is not loaded again.
+
         Raises `MediaError` for the first that fails, and then loads nothing more; `MediaBusy`.
         """
         wanted: list[MediaRef] = []
@@ -75,6 +77,11 @@ class MediaLoader:
         await self._fetcher.close()
 
     async def _load(self, ref: MediaRef) -> Medium:
+        if not ref.found:
+            ref.found[:] = [await self._loaded(ref)]
+        return ref.found[0]
+
+    async def _loaded(self, ref: MediaRef) -> Medium:
         if ref.url[:5].lower() == "data:":
             data = await self._decoded(ref)
         else:

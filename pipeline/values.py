@@ -24,6 +24,8 @@ class MediaRef:
     kind: MediaKind
     url: str = field(repr=False)  # `data:` with the bytes themselves, `http:` or `https:`
     path: str  # where it stands in the request, for errors: messages[0].content[1]
+    # What it turned out to be, once that is known: a conversation's next turn loads nothing again.
+    found: list[Medium] = field(default_factory=list, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

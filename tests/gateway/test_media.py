@@ -94,6 +94,20 @@ async def test_equal_ones_are_loaded_once_and_the_others_at_the_same_time(
     assert media[0] is media[2]
 
 
+async def test_a_message_that_comes_again_has_its_media_already(
+    make: Callable[..., MediaLoader], pages: Pages
+) -> None:
+    """As in a conversation; a failure is not kept."""
+    loader, page, data = make(), ref("https://a/x"), ref(data_uri(image(color="blue")))
+    with pytest.raises(MediaUnreachable):
+        await loader.load([page, data])
+    pages.files["https://a/x"] = image()
+    first = await loader.load([page, data])
+    second = await loader.load([data, page])
+    assert (second[0] is first[1], second[1] is first[0]) == (True, True)
+    assert len(pages.asked) == 2  # the failure, and once
+
+
 async def test_what_a_type_says_counts_for_nothing(make: Callable[..., MediaLoader]) -> None:
     [medium] = await make().load([ref(data_uri(image("webp"), "image/png"))])
     assert medium.format == "webp"
