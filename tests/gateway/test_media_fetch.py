@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.media import MediaLoader
 from gateway.media_addresses import is_public
 from gateway.media_fetch import MediaFetcher
 from gateway.media_http import PublicHttp
 from gateway.settings_media import Media
 from pipeline.media_errors import (
+    BadMedia,
     MediaBusy,
     MediaError,
     MediaNotAllowed,
@@ -26,7 +28,9 @@ from pipeline.media_errors import (
     MediaTooLarge,
     MediaUnreachable,
 )
+from pipeline.values import MediaRef
 from tests.components import need
+from tests.gateway.media_files import data_uri, image
 
 PATH = "messages[0].content[1]"
 SERVER = "127.0.0.1"
@@ -169,6 +173,20 @@ async def test_a_file_comes_as_it_is(site: Site) -> None:
     assert f"user-agent: headrace/{version('headrace')}\r\n" in head
     assert "accept-encoding: identity\r\n" in head
     assert not [each for each in ("cookie", "authorization", "referer", "secret=+") if each in head]
+
+
+async def test_a_fetched_image_is_loaded_like_one_in_the_request(site: Site) -> None:
+    site.answers["/a"] = to("/b.png")
+    site.answers["/b.png"] = ok(image("png"), "Content-Type: text/html")
+    site.answers["/c.png"] = ok(FILE, "Content-Type: image/png")
+    loader = MediaLoader(fetcher(site))
+    medium, own = await loader.load(
+        [MediaRef("image", site.url("/a"), PATH), MediaRef("image", data_uri(image("png")), PATH)]
+    )
+    assert medium == own
+    with pytest.raises(BadMedia, match="no image"):
+        await loader.load([MediaRef("image", site.url("/c.png"), PATH)])
+    await loader.close()
 
 
 async def test_no_cookie_and_no_connection_is_kept_for_the_next_fetch(site: Site) -> None:
