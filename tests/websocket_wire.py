@@ -118,13 +118,18 @@ class Socket:
         return received.code
 
 
+def offer(path: str, changed: Mapping[str, str | None] | None = None) -> bytes:
+    """The request that offers a WebSocket. Headers that are None are left out."""
+    headers = {**HANDSHAKE, **(changed or {})}
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items() if value is not None]
+    return f"GET {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1")
+
+
 async def handshake(
     wire: Wire, path: str, changed: Mapping[str, str | None] | None = None, behind: bytes = b""
 ) -> Head:
-    """The answer to a handshake. Headers that are None are left out; `behind` comes in the same write."""
-    headers = {**HANDSHAKE, **(changed or {})}
-    lines = [f"{name}: {value}\r\n" for name, value in headers.items() if value is not None]
-    await wire.send(f"GET {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1") + behind)
+    """The answer to a handshake. `behind` comes in the same write."""
+    await wire.send(offer(path, changed) + behind)
     return await wire.head()
 
 
