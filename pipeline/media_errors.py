@@ -12,7 +12,7 @@
     └── MediaBusy                   503, too many are being fetched
 
 All but the last are 400: what an address gives is the client's choice, and clients send again by themselves
-what ended in any other way. No message holds an address or a part of the data.
+what ended in any other way. No message holds a URL, a numeric address or a part of the data.
 """
 
 from __future__ import annotations
