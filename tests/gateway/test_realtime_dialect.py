@@ -128,6 +128,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"function": {}}]}, "tools[0].function.name", "is required"),
     ({"tool_choice": "sometimes"}, "tool_choice", 'got "sometimes"'),
     ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+        'got "g"',
+    ),
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
         "tool_choice.name",

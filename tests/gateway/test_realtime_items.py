@@ -154,6 +154,7 @@ CONVERSATION: list[dict[str, Any]] = [
     said("user", ""),
     said("assistant", "fine"),
     said("assistant", "still here"),
+    call("f", "{}", "c4"),
 ]
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "You are kind."},
@@ -172,7 +173,7 @@ CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": ""},
     {"role": "assistant", "content": "fine"},
-    {"role": "assistant", "content": "still here"},
+    {"role": "assistant", "content": "still here", "tool_calls": asked(("f", "{}", "c4"))},
 ]
 
 
