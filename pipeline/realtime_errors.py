@@ -8,14 +8,14 @@
     ├── DuplicateItem               409, an item id that is taken
     ├── NothingToHear               400, a truncation that this item does not have
     ├── ConversationTooLarge        413, items or characters of one conversation
-    ├── EventTooLarge               413, one client event
     ├── IdleConversation            408, nobody says anything
     └── LivedTooLong                408, the longest life of a connection
     Overloaded
     ├── TooManyConversations        503, of this process
     └── TooManyResponses            503, of one conversation, at the same time
 
-An error of a client event is told in an `error` event, and the conversation goes on; the last three end it.
+An error of a client event is told in an `error` event, and the conversation goes on; `IdleConversation` and
+`LivedTooLong` end it, and `TooManyConversations` lets none begin.
 A response that fails tells it in its `response.done`. Item ids are the client's own: no log holds them.
 """
 
@@ -98,14 +98,6 @@ class ConversationTooLarge(ClientError):
 
     def __init__(self, number: int, max_number: int, unit: str) -> None:
         super().__init__(f"The conversation would have {number} {unit}; the limit is {max_number}.")
-
-
-class EventTooLarge(ClientError):
-    status_hint = 413
-    code = "event_too_large"
-
-    def __init__(self, num_bytes: int, max_bytes: int) -> None:
-        super().__init__(f"The event has {num_bytes} bytes or more; the limit is {max_bytes}.")
 
 
 class IdleConversation(ClientError):

@@ -35,6 +35,9 @@ SENTENCES = [
     "Steps:\n\n|1. Open it.\n|2. Close it.\n|10. Done",
     "# Title\n|- one\n|- two\n|* three",
     "\n\n Hi.\n\n",
+    "It was late.\n|and dark, e.g.\n|here,\n|there…\n|there",
+    # a mark on a space is no beginning
+    "One two. \u0301Three. |Four",
     # German
     "Am 3. Mai kam Prof. Müller. |Er ging, d. h. er lief, z. B. heim. |Gut.",
     "Das kostet ca. 5 Mio. Euro bzw. 2 Mrd. Dollar. |Teuer!",
@@ -74,6 +77,7 @@ CLAUSES = [
     "It was late… |and dark, |wasn't it?",
     '"Really?" |he asked, |"or not?"',
     "Er ging; |niemand – |wirklich",
+    "Vorwärts– und rückwärts, |so ist es – |weiter",
     "今天天气，|真的很好；|我们去公园：|看花、看树、|好吗？|好",
     "时间是12：30，|价格1，000元。|好",
     "今日は、|とても良い天気ですね！|行こう",
@@ -180,7 +184,7 @@ def test_what_follows_a_flush_is_another_text() -> None:
     assert chunker.feed("Some words, and then") == ["Some words, "]
     assert chunker.flush() == "and then"
     assert chunker.flush() == ""
-    assert chunker.feed(". Next one. X") == [". Next one. "]
+    assert chunker.feed("Yes. X") == ["Yes. "]
     assert chunker.flush() == "X"
 
 
