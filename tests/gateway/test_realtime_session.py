@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from gateway.realtime_conversation import Conversation
 from gateway.realtime_session import ResponsePlan, Session
@@ -15,8 +16,10 @@ from tests.gateway.realtime_values import (
     FIRST,
     TOOL,
     as_told,
+    call,
     chat_request,
     client_error,
+    item,
     numbered,
     planned,
     refusal,
@@ -166,3 +169,26 @@ def test_there_must_be_something_to_answer() -> None:
     assert told.request.messages == ({"role": "system", "content": "Greet."},)
     shaped = FIRST.update({"template": {"name": "t"}}).plan(None, empty, numbered())
     assert (shaped.request.messages, shaped.request.template) == ((), TemplateUse("t", {}))
+
+
+def test_sessions_and_items_are_what_openais_client_expects() -> None:
+    """Strictly: the client itself takes whatever comes."""
+    from openai.types.realtime import ConversationItem, RealtimeSessionCreateResponse
+
+    chosen = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}, "max_output_tokens": 5}
+    for session in (FIRST, FIRST.update(chosen)):
+        RealtimeSessionCreateResponse.model_validate(session.wire())
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"}
+    sound = {"type": "input_audio", "audio": "AAAA", "transcript": "ah"}
+    kinds = {
+        "UserMessage": {"type": "message", "role": "user", "content": [image, sound]},
+        "AssistantMessage": said("assistant", "hi"),
+        "SystemMessage": said("system", "hi"),
+        "FunctionCall": call("f", "{}", "c"),
+        "FunctionCallOutput": {"type": "function_call_output", "call_id": "c", "output": ""},
+    }
+    adapter: TypeAdapter[Any] = TypeAdapter(ConversationItem)
+    for kind, data in kinds.items():
+        for with_media in (False, True):
+            read = adapter.validate_python(item(data).wire(with_media))
+            assert type(read).__name__ == f"RealtimeConversationItem{kind}"
