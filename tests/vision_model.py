@@ -73,7 +73,9 @@ def _write_weights(folder: Path, vocab_size: int) -> None:
             return np.zeros(shape, np.float16)
         if "norm" in name:
             return np.ones(shape, np.float16)
-        return (0.02 * rng.standard_normal(shape, np.float32)).astype(np.float16)
+        # As wide as keeps every layer's numbers near 1: each token, image and place then counts.
+        scale = 1.0 if "embed_tokens" in name else float(np.prod(shape[1:])) ** -0.5
+        return (scale * rng.standard_normal(shape, np.float32)).astype(np.float16)
 
     save_file(
         {name: fill(name, shape) for name, shape in _shapes(vocab_size)},
@@ -116,7 +118,7 @@ def _config(first_id: int) -> dict[str, Any]:
     return {
         "architectures": ["Idefics3ForConditionalGeneration"],
         "model_type": "idefics3",
-        "dtype": "bfloat16",
+        "dtype": "float32",  # so that cached and computed prefixes choose the same tokens
         "image_token_id": first_id + _ADDED.index(IMAGE_TOKEN),
         "pad_token_id": ids["pad_token_id"],
         "scale_factor": 2,

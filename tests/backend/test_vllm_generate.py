@@ -11,6 +11,7 @@ import pytest
 
 from backend.ports import Job
 from backend.vllm_media import MediaReader
+from pipeline.values import Medium
 from tests.backend.linked import until
 from tests.backend.vllm_parts import FakeLlm, Heard, import_vllm, pack
 
@@ -109,6 +110,34 @@ async def test_abort_ends_the_generator_before_closed(setup: Setup) -> None:
     await settle()
     assert setup.llm.num_cancelled == 1
     assert setup.heard.log == [("output", "a", None), ("closed", "a")]
+
+
+@pytest.mark.parametrize("is_lost_again", [False, True])
+async def test_job_with_media_is_sent_once_more_when_the_engine_has_lost_them(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, is_lost_again: bool
+) -> None:
+    prepared: list[Job] = []
+
+    async def prompt(job: Job) -> Any:
+        prepared.append(job)
+        return {"prompt_token_ids": [1, 2, 2, 2, 3]}
+
+    monkeypatch.setattr(setup.path._media, "prompt", prompt)
+    job = Job(PROMPT, {}, media=(Medium("image", b"png", "png", ""),))
+    setup.path.submit("a", job)
+    await settle()
+    for _ in range(1 + is_lost_again):
+        setup.llm.queues[-1].put_nowait(result([], "error", prompt_token_ids=[1, 2, 2, 2, 3]))
+        setup.llm.queues[-1].put_nowait(None)
+        await settle()
+    assert prepared == [job, job]
+    if is_lost_again:
+        assert setup.heard.log == [("output", "a", "error")]
+        return
+    setup.llm.queues[-1].put_nowait(result([7], "length", prompt_token_ids=[1, 2, 2, 2, 3]))
+    await settle()
+    (only,) = setup.heard.outputs["a"]
+    assert (only.ids, only.finish, only.extra and only.extra.prompt_tokens) == ([7], "length", 5)
 
 
 async def test_logprobs_have_the_sampled_token_first_then_the_best(setup: Setup) -> None:

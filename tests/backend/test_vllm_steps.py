@@ -11,6 +11,8 @@ import pytest
 
 from backend.ports import Job
 from backend.vllm_media import MediaReader
+from pipeline.values import Medium
+from tests.backend.linked import until
 from tests.backend.vllm_parts import FakeLlm, Heard, import_vllm, pack
 
 PROMPT = pack([1, 2, 3])
@@ -218,6 +220,48 @@ async def test_lost_images_are_sent_once_more(setup: Setup) -> None:
     setup.core.give(output(second, [7], 1))
     await settle()
     assert setup.heard.ids("a") == [7]
+
+
+async def test_job_with_media_is_sent_once_more_with_them(setup: Setup, monkeypatch: Any) -> None:
+    prepared: list[Job] = []
+
+    async def prompt(job: Job, is_wanted: Any) -> Any:
+        assert is_wanted()
+        prepared.append(job)
+        return {"prompt_token_ids": [1, 2, 2, 2, 3]}
+
+    monkeypatch.setattr(setup.path._media, "prompt", prompt)
+    job = Job(PROMPT, {}, media=(Medium("image", b"png", "png", ""),))
+    setup.path.submit("a", job)
+    await until(lambda: len(setup.core.added) == 1)
+    setup.core.give(output(setup.core.added[-1], [], 3, mm_cache_miss_hashes=["h1"]))
+    await until(lambda: len(setup.core.added) == 2)
+    assert prepared == [job, job]
+    setup.core.give(output(setup.core.added[-1], [7]))
+    await settle()
+    (first,) = setup.heard.outputs["a"]
+    assert first.extra is not None
+    assert first.extra.prompt_tokens == 5
+    assert setup.path._requests[setup.core.added[-1]].job is None  # its bytes are not needed any more
+    setup.core.give(output(setup.core.added[-1], [8], 1))
+    await settle()
+    assert setup.llm.records[-1]["iteration_stats"].finished_requests[0].num_prompt_tokens == 5
+
+
+async def test_media_of_an_aborted_job_are_not_sent(setup: Setup, monkeypatch: Any) -> None:
+    wanted: list[bool] = []
+
+    async def prompt(job: Job, is_wanted: Any) -> Any:
+        setup.path.abort(["a"])
+        wanted.append(is_wanted())
+        return None
+
+    monkeypatch.setattr(setup.path._media, "prompt", prompt)
+    setup.path.submit("a", Job(PROMPT, {}, media=(Medium("image", b"png", "png", ""),)))
+    await settle()
+    assert wanted == [False]
+    assert setup.core.sent == []
+    assert setup.heard.log == [("closed", "a")]
 
 
 async def test_images_lost_twice_end_the_job(setup: Setup) -> None:
