@@ -656,7 +656,7 @@ async def test_cached_tokens_count_once_per_prompt() -> None:
 async def test_a_prompt_counts_as_the_engine_counts_it_once() -> None:
     """Images are many tokens each, which only the engine knows. Two prompts, of two choices and of one."""
     case = Case(stream=False, num_choices=3)
-    first, second = call(), call()
+    first, second = call(prompt=Prompt(memoryview(b"\1\0\0\0" * 9), 9, 0)), call()
     case.record.prompt_tokens = first.prompt.num_tokens + second.prompt.num_tokens
     case.answer.start([first, first, second], case._make)
     for stream, prompt_tokens in zip(case.streams, (12, 12, None), strict=True):

@@ -108,6 +108,12 @@ async def test_a_message_that_comes_again_has_its_media_already(
     assert len(pages.asked) == 2  # the failure, and once
 
 
+async def test_the_same_data_as_another_kind_is_another_medium(make: Callable[..., MediaLoader]) -> None:
+    url = data_uri(wav(), "audio/wav")
+    with pytest.raises(BadMedia, match="is no image"):
+        await make().load([ref(url, "audio"), ref(url)])
+
+
 async def test_what_a_type_says_counts_for_nothing(make: Callable[..., MediaLoader]) -> None:
     [medium] = await make().load([ref(data_uri(image("webp"), "image/png"))])
     assert medium.format == "webp"
@@ -203,16 +209,26 @@ async def test_a_request_that_goes_away_leaves_nothing_behind(
     assert pages.num_open == 0
 
 
-async def test_the_loop_turns_between_slices(make: Callable[..., MediaLoader]) -> None:
-    """However many wait: one slice in a turn of the loop."""
-    url = data_uri(image() + bytes(20 * data_uris.SLICE_CHARS))
-    loader, num_turns = make(), 0
+async def test_a_turn_of_the_loop_decodes_one_slice_however_many_wait(
+    make: Callable[..., MediaLoader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, turns_of_steps = 0, []
+    step = data_uris.Decoding.step
+
+    def counted(self: data_uris.Decoding) -> None:
+        turns_of_steps.append(turn)
+        step(self)
+
+    monkeypatch.setattr(data_uris, "SLICE_CHARS", 16)
+    monkeypatch.setattr(data_uris.Decoding, "step", counted)
+    loader, url = make(), data_uri(image())
     loading = asyncio.gather(*(loader.load([ref(url)]) for _ in range(3)))
     while not loading.done():
-        num_turns += 1
+        turn += 1
         await asyncio.sleep(0)
     assert [len(media) for media in await loading] == [1, 1, 1]
-    assert num_turns > 3 * 20
+    assert len(turns_of_steps) > 3
+    assert len(set(turns_of_steps)) == len(turns_of_steps)
 
 
 async def test_closing_closes_the_fetcher(pages: Pages) -> None:

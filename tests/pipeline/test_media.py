@@ -14,7 +14,7 @@ from filters.rules import load_rules
 from pipeline.encoding import pack_ids
 from pipeline.errors import InvalidRequest
 from pipeline.inbound import Inbound, InboundOptions, InputRules, Ready
-from pipeline.media import count_id, media_of
+from pipeline.media import count_id, media_of, without_media
 from pipeline.media_errors import TooManyMedia
 from pipeline.model_text import ModelText
 from pipeline.needs import Compute, Encode, LoadMedia, Steps
@@ -269,6 +269,15 @@ def test_media_of_finds_them_in_order() -> None:
         {"role": "user", "content": [part("y")]},
     ]
     assert [ref.url for ref in media_of(messages)] == ["x", "y"]
+
+
+def test_a_request_that_is_kept_has_no_media() -> None:
+    messages = [{"role": "user", "content": [words("b"), part("x")]}, {"role": "assistant", "content": "a"}]
+    kept = without_media(chat(messages=messages))
+    assert list(kept.messages) == [{"role": "user", "content": [words("b")]}, messages[1]]
+    assert len(messages[0]["content"]) == 2
+    plain = chat([words("b")])
+    assert without_media(plain) is plain
 
 
 @pytest.mark.parametrize("token_id", [0, 1, 255, 256, 0x0101, 0x010101, 49190])
