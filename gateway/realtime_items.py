@@ -17,6 +17,7 @@ from gateway.json_body import num_values, show
 from gateway.realtime_content import ROLES, Part, chat_content, cut, num_bytes, read_parts
 from gateway.realtime_schema import MAX_ITEM_ID_CHARS
 from gateway.sampling_fields import DEFAULT_LIMITS, RequestLimits
+from pipeline.control_characters import NUL
 from pipeline.errors import InvalidRequest
 from pipeline.values import Json, MediaRef
 
@@ -98,14 +99,16 @@ def read_item(data: Mapping[str, Json], limits: RequestLimits, new_id: NewId, pa
 def answer_item(fields: Mapping[str, Json], limits: RequestLimits = DEFAULT_LIMITS) -> Item:
     """The item of a response, from how its events show it. Never refused, for the model wrote it.
 
-    A call whose arguments a chat request could not have (too deep, too many values) is in no prompt.
+    A call whose arguments a chat request could not have (too deep, too many values) is in no prompt. NUL is
+    left out of texts: with it in a prompt, every turn from here on would be refused.
     """
     kind = fields["type"]
     if kind == "function_call":
         names = ("name", "call_id", "arguments")
         item = Item(fields["id"], kind, fields["status"], **{name: fields[name] for name in names})
     else:
-        parts = tuple(Part("output_text", part["text"]) for part in fields["content"])
+        texts = [part["text"].replace(NUL, "") for part in fields["content"]]
+        parts = tuple(Part("output_text", text) for text in texts)
         item = Item(fields["id"], "message", fields["status"], "assistant", parts)
     try:
         return _with_message(item, limits.max_depth, "item")

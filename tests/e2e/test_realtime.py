@@ -35,6 +35,7 @@ SCRIPT: Final = {
     RESULT: "It is sunny in Rome.",
     "weather in Rome": CALL,
     "Sing the song": SONG,
+    "Say nothing": "No\x00thing",
     "Do what is forbidden": "It is a forbidden thing to do",
     "Tell a secret": "This is a secret, is it not?",
 }
@@ -120,6 +121,15 @@ async def test_a_response_says_what_it_took(served: Served) -> None:
     assert line["finish"] == ["stop"]
     assert line["output_tokens"] == response["usage"]["output_tokens"]
     assert line["ended"] == "complete"
+
+
+async def test_what_no_prompt_may_hold_is_said_once_and_stops_no_turn(served: Served) -> None:
+    async with talking(served.port) as talk:
+        assert (await talk.ask("Say nothing.")).text == "No\x00thing"
+        served.worker.take()
+        await talk.ask("And now?", max_output_tokens=3)
+        messages = [turn("user", "Say nothing."), turn("assistant", "Nothing"), turn("user", "And now?")]
+        await served.assert_prompt(messages)
 
 
 async def test_many_conversations_are_told_apart(served: Served) -> None:

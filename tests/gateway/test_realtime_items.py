@@ -236,6 +236,12 @@ def test_only_what_was_said_of_an_answer_is_in_a_prompt(
     assert {**fields, **answer.wire()} == fields
 
 
+def test_nul_in_an_answer_is_in_no_prompt() -> None:
+    fields = item(said("assistant", "yes")).wire()
+    answer = answer_item(fields | {"content": [{"type": "output_text", "text": "y\x00es\x00"}]})
+    assert messages([answer]) == messages([item(said("assistant", "yes"))])
+
+
 def test_an_answer_is_the_same_message_as_what_a_client_sends_back() -> None:
     theirs, ours = item(said("assistant", "yes")), item(call("f", '{"a": 1}', "c1"))
     assert messages([answer_item(theirs.wire()), answer_item(ours.wire())]) == messages([theirs, ours])
