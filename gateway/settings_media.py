@@ -24,7 +24,7 @@ class Media:
         tuple[str, ...],
         About(
             "host that images and sounds may be fetched from, as images.example.com, or *.example.com for "
-            "all below it, at ports 80 and 443, or with a port of its own after it; repeat for several; `*` is "
+            "all below it, at ports 80 and 443, or with another port after it; repeat for several; `*` is "
             "every one with a public address, and none given is none: only data URIs are taken"
         ),
     ] = ()
