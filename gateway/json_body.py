@@ -123,7 +123,7 @@ def _check_num_fields(body: bytes) -> None:
 
 
 def _num(body: bytes, mark: bytes) -> int:
-    """How often a byte occurs. `find` leaps over what has none: 5 MB of base64 in 0.05 ms; `count` takes 2.8."""
+    """How often a byte occurs. `find` leaps: 5 MB of base64 take 0.05 ms; `count` alone takes 2.8 ms."""
     at = -1
     for number in range(_FEW):
         at = body.find(mark, at + 1)

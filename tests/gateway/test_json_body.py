@@ -20,6 +20,13 @@ def dropped(body: str) -> Any:
     return decode(ANYTHING, body.encode(), drop_lone_surrogates=True)
 
 
+@pytest.mark.parametrize("number", [0, 1, 999, 1000, 1001, 5000])
+def test_a_byte_is_counted_wherever_it_stands(number: int) -> None:
+    """With leaps at first, and at an even pace once there are many."""
+    body = b"x[yy" * number + b"z" * 100
+    assert json_body._num(body, b"[") == number
+
+
 @pytest.mark.parametrize(
     ("body", "value"),
     [
@@ -34,13 +41,6 @@ def dropped(body: str) -> Any:
         (r'"fine \u654f"', "fine 敏"),
     ],
 )
-@pytest.mark.parametrize("number", [0, 1, 999, 1000, 1001, 5000])
-def test_a_byte_is_counted_wherever_it_stands(number: int) -> None:
-    """With leaps at first, and at an even pace once there are many."""
-    body = b"x[yy" * number + b"z" * 100
-    assert json_body._num(body, b"[") == number
-
-
 def test_lone_surrogates_are_dropped_and_nothing_else(body: str, value: Any) -> None:
     assert dropped(body) == value
 
