@@ -6,6 +6,8 @@ VENV := .venv/bin
 ARGS ?=
 # Two test processes; empty for one, as a debugger wants it: make test PARALLEL= ARGS="tests/filters --pdb".
 PARALLEL ?= -n 2 --dist loadgroup
+# Tests and benchmarks start a thousand processes: compiled modules are kept, whatever the shell's habit.
+unexport PYTHONDONTWRITEBYTECODE
 BENCHES ?= $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
