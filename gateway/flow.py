@@ -35,6 +35,7 @@ from gateway.writers import SSE, JsonWriter, SseWriter, Writer
 from pipeline.errors import Draining, HeadraceError
 from pipeline.events import CONTENT
 from pipeline.inbound import InputRules, Ready
+from pipeline.media import without_media
 from pipeline.ports import Engine
 from pipeline.values import ChatRequest, CompletionRequest
 
@@ -130,7 +131,8 @@ class Flow:
         record.model, record.stream = request.model, request.delivery.stream
         rules = self._rules.current  # one version for the whole request
         ready = await self._ready(asker, model, request, rules)  # 3 to 6
-        return Prompt(model, request, rules), ready
+        kept = without_media(request) if isinstance(request, ChatRequest) else request
+        return Prompt(model, kept, rules), ready
 
     def start(self, client: Client, writer: Writer, prompt: Prompt, ready: Ready) -> Answer:
         """Steps 7 and 8. Raises what the engine raises, with nothing left running. 9 to 12 run per token."""
