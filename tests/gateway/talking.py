@@ -53,13 +53,20 @@ class EchoTalk:
 class EchoService:
     """`RealtimeSocket` with talks that echo, and what the server asks of an app."""
 
-    def __init__(self, keys: tuple[str, ...] = (), origins: tuple[str, ...] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        keys: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
+        talk: type[EchoTalk] = EchoTalk,
+        **options: Any,
+    ) -> None:
+        self.talk = talk
         self.talks: list[EchoTalk] = []
         limits = RealtimeLimits(**options)
         self.socket = RealtimeSocket(self._talk, Admission(ApiKeys(keys), origins), limits)
 
     def _talk(self, socket: OpenedSocket) -> EchoTalk:
-        self.talks.append(EchoTalk(socket))
+        self.talks.append(self.talk(socket))
         return self.talks[-1]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -137,6 +137,20 @@ async def test_the_talk_may_close_with_a_code_and_a_reason() -> None:
     assert service.talks[0].losses == ["closed with 4001"]
 
 
+async def test_what_came_before_the_close_was_known_is_not_said_any_more() -> None:
+    class Curt(EchoTalk):
+        def received(self, text: str) -> None:
+            self.heard.append(text)
+            self.socket.close(4001, "done")
+
+    service = EchoService(talk=Curt)
+    async with served(service) as port, websocket(port) as client:
+        await client.send(frame(TEXT, b"1"), frame(TEXT, b"2"), frame(BINARY, b"3"))
+        assert (await client.read()).code == 4001
+    assert service.talks[0].heard == ["1"]
+    assert service.talks[0].refusals == []
+
+
 class FaultyTalk(EchoTalk):
     """Fails where it is told to."""
 
@@ -147,7 +161,7 @@ class FaultyTalk(EchoTalk):
 async def test_a_fault_of_the_talk_ends_its_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
     service = EchoService()
     async with served(service) as port, websocket(port) as other:
-        service.socket._factory = lambda socket: service.talks.append(FaultyTalk(socket)) or service.talks[-1]  # type: ignore[func-returns-value]
+        service.talk = FaultyTalk
         async with websocket(port) as client:
             await client.send(frame(TEXT, b"hi"))
             assert (await client.read()).code == 1011
@@ -188,10 +202,10 @@ async def test_an_idle_conversation_is_told_and_closed_and_one_with_a_response_i
         service.talks[1].is_idle = False
         service.socket.check(monotonic() + 50)
         service.socket.check(monotonic() + 70)
+        service.socket.check(monotonic() + 70)  # tells it once
         assert await idle.text() == "error session_idle"
         received = await idle.read()
         assert (received.code, received.reason) == (1000, "session_idle")
-        service.socket.check(monotonic() + 70)  # tells it once
         await busy.send(frame(TEXT, b"hi"))
         assert await busy.text() == "hi"
     assert [len(talk.refusals) for talk in service.talks] == [1, 0]

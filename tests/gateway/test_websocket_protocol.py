@@ -192,6 +192,13 @@ async def test_a_message_in_many_fragments_is_held_as_one(played: Played) -> Non
     assert (await played.receive())["text"] == "a" + "b" * 200 + "c"
 
 
+async def test_what_follows_an_error_is_not_looked_at(played: Played) -> None:
+    played.feed(frame(TEXT, b"\xff"), frame(TEXT, b"a"), frame(CLOSE, b""), frame(TEXT, b"b"))
+    assert (await played.receive())["type"] == "websocket.disconnect"
+    assert played.protocol.queue.empty()
+    assert played.transport.ends == ["eof"]
+
+
 async def test_too_many_fragments_end_the_connection(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket_protocol, "MAX_FRAGMENTS", 100)
     played.feed(frame(TEXT, b"", fin=False), frame(CONT, b"", fin=False) * 99, frame(CONT, b"a"))
@@ -406,7 +413,8 @@ async def test_a_fault_of_the_app_is_logged_by_its_place(caplog: pytest.LogCaptu
 @pytest.mark.parametrize("in_pieces", [False, True])
 async def test_a_head_over_the_limit_is_431_and_nothing_follows(in_pieces: bool) -> None:
     options = {"max_header_bytes": 4096}
-    async with served(EchoService(), **options) as port, connect(port) as wire:
+    service = EchoService()
+    async with served(service, **options) as port, connect(port) as wire:
         head = HEAD[:-2] + b"cookie: " + b"c" * 5000 + b"\r\n\r\n"
         for start in range(0, len(head), 1500) if in_pieces else (0,):
             await wire.send(head[start : start + 1500] if in_pieces else head)
@@ -414,6 +422,7 @@ async def test_a_head_over_the_limit_is_431_and_nothing_follows(in_pieces: bool)
         assert (await wire.head()).status == 431
         assert json.loads(await wire.body())["error"]["code"] == "headers_too_large"
         assert await wire.closed_by_peer()
+    assert service.talks == []
 
 
 async def test_an_offer_behind_a_request_that_runs_is_ignored() -> None:
