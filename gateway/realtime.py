@@ -200,6 +200,8 @@ class RealtimeTalk:
         if self._active == response_id:
             self._active = None
         self.last_active_s = monotonic()
+        if not self._responses:
+            self._socket.rested()
 
 
 class _Place:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.outlet import nothing
 from gateway.websocket_outlet import WebSocketOutlet
 from pipeline.errors import HeadraceError
 
@@ -16,7 +17,8 @@ class OpenedSocket:
     """A client that may have a conversation. It is accepted only after the talk with it was made.
 
     `headers` are the request's, without those that hold keys. `close(code, reason)` ends the connection after
-    what was sent; `abort()` at once, as does a client that does not read.
+    what was sent; `abort()` at once, as does a client that does not read. `rested()` is to be called
+    when the last active response is over: a server that shuts down waits for nothing else.
     """
 
     outlet: WebSocketOutlet
@@ -26,6 +28,7 @@ class OpenedSocket:
     client: str | None  # its address, if it is logged
     close: Callable[[int, str], None]
     abort: Callable[[], None]
+    rested: Callable[[], None] = nothing
 
 
 class Talk(Protocol):

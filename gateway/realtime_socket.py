@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import Any, Final
@@ -50,7 +51,13 @@ class _Connection:
     """One accepted client and the talk with it."""
 
     def __init__(
-        self, send: Send, scope: Scope, admitted: Admitted, max_buffered_bytes: int, record: RequestRecord
+        self,
+        send: Send,
+        scope: Scope,
+        admitted: Admitted,
+        max_buffered_bytes: int,
+        record: RequestRecord,
+        on_rest: Callable[[_Connection], None],
     ) -> None:
         self.record = record
         self.outlet = WebSocketOutlet(send, max_buffered_bytes, self._on_gone)
@@ -65,6 +72,7 @@ class _Connection:
             client=scope.get(LOGGED_CLIENT),
             close=self.outlet.close,
             abort=self.abort,
+            rested=partial(on_rest, self),
         )
         self.talk: Talk
 
@@ -174,7 +182,7 @@ class RealtimeSocket:
             raise Draining
         admitted = self._admission.admit(scope)
         record.key_id = admitted.key_id
-        connection = _Connection(send, scope, admitted, self._reader.max_bytes, record)
+        connection = _Connection(send, scope, admitted, self._reader.max_bytes, record, self._on_rest)
         connection.talk = self._factory(connection.socket)
         return connection, admitted.subprotocol
 
@@ -219,6 +227,11 @@ class RealtimeSocket:
             connection.end(IdleConversation(limits.idle_s), NORMAL)
         elif now_s - connection.opened_s > limits.limit_s:
             connection.end(LivedTooLong(limits.limit_s), NORMAL)
+
+    def _on_rest(self, connection: _Connection) -> None:
+        """While draining a conversation ends with its last response, before the server does."""
+        if self._is_draining and not connection.outlet.closed:
+            self._check_idle(connection, monotonic())
 
     def drain(self) -> None:
         """Take no more conversations, and end those in which no response is active; the others then."""
