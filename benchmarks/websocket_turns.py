@@ -119,25 +119,26 @@ async def turns(report: Report, port: int, num_conversations: int) -> None:
 
 
 async def conversation(port: int, number: int) -> list[Turn]:
-    """All turns, and the last one once more as a request without a conversation."""
+    """All turns, and the last one, with another question, as a request without a conversation."""
     client = await open_conversation(HOST, port, QUICK_MODEL)
     found: list[Turn] = []
     messages: list[dict[str, str]] = []
     for at in range(NUM_TURNS):
         text = prompt(NUM_TOKENS, 1000 * (number + 1) + at)
-        reused = metric(port, "headrace_token_buffer_reused_tokens")
+        reused = metric(port, "headrace_token_buffer_reused_tokens_total")
         result = await ended(client, text, max_output_tokens=NUM_ANSWERED, include=["timings"])
-        reused = metric(port, "headrace_token_buffer_reused_tokens") - reused
+        reused = metric(port, "headrace_token_buffer_reused_tokens_total") - reused
         num_prompt = result.response["usage"]["input_tokens"]
         stages_ms = of_gateway(result.response["timings"])
         found.append(Turn(stages_ms, seen_ms(result), num_prompt, num_prompt - reused))
         messages.append({"role": "user", "content": text})
         messages.append({"role": "assistant", "content": text_of(result.response)})
     client.close()
-    fields = {"model": QUICK_MODEL, "max_tokens": NUM_ANSWERED, "messages": messages[:-1]}
-    reused = metric(port, "headrace_token_buffer_reused_tokens")
+    messages[-2:] = [{"role": "user", "content": prompt(NUM_TOKENS, 1000 * (number + 1) + NUM_TURNS)}]
+    fields = {"model": QUICK_MODEL, "max_tokens": NUM_ANSWERED, "messages": messages}
+    reused = metric(port, "headrace_token_buffer_reused_tokens_total")
     streamed = await one_stream(port, fields)
-    reused = metric(port, "headrace_token_buffer_reused_tokens") - reused
+    reused = metric(port, "headrace_token_buffer_reused_tokens_total") - reused
     found.append(Turn(of_gateway(streamed.timings), seen_ms(streamed), num_prompt, num_prompt - reused))
     return found
 
@@ -157,7 +158,7 @@ def seen_ms(result: TurnResult | StreamResult) -> float:
 
 
 def text_of(response: dict[str, Any]) -> str:
-    """What the one message of a response says."""
+    """What the one message of a response says, without NUL, which no chat may hold."""
     (item,) = response["output"]
     (part,) = item["content"]
-    return str(part["text"])
+    return str(part["text"]).replace("\0", "")

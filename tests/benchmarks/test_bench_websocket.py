@@ -144,7 +144,7 @@ def test_gateways_stages_are_told_from_waits() -> None:
 
 
 def test_the_text_of_a_response_is_that_of_its_message() -> None:
-    assert text_of({"output": [{"content": [{"text": "said"}]}]}) == "said"
+    assert text_of({"output": [{"content": [{"text": "s\0aid"}]}]}) == "said"
 
 
 def test_windows_are_one_after_the_other() -> None:
