@@ -418,4 +418,4 @@ async def test_good_clients_in_random_pieces_and_their_errors(port: int) -> None
 
 @pytest.mark.long
 async def test_thousands_of_good_clients_in_random_pieces_and_their_errors(port: int) -> None:
-    await run_cases(port, range(1000, 4000))
+    await run_cases(port, range(1000, 3000))
