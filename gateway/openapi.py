@@ -128,6 +128,18 @@ ROUTES: Final = (
         query={"token": "Of this stream."},
         errors=(401, 404, 503),
     ),
+    RouteDoc(
+        "GET",
+        "/v1/realtime",
+        "Talk over WebSocket",
+        "OpenAI's Realtime events, as JSON text: sessions, items, responses, cancels. A browser, which cannot "
+        "set headers, offers its key as a subprotocol: `realtime, openai-insecure-api-key.KEY`.",
+        answer="",
+        status=101,
+        query={"model": "Which model; needed where there are several."},
+        errors=(400, 401, 403, 404, 426, 503),
+        needs_key=True,
+    ),
     RouteDoc("GET", "/v1/models", "List the models", errors=(401,), needs_key=True),
     RouteDoc("GET", "/v1/models/{model}", "Look at one model", errors=(401, 404), needs_key=True),
     RouteDoc("GET", "/health", "Is the process alive?"),
