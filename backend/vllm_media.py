@@ -22,7 +22,7 @@ from pipeline.values import MediaKind, MediaSupport, Medium
 
 logger = logging.getLogger(__name__)
 
-MAX_AUDIO_S: Final = 600.0  # as vLLM's own limit
+MAX_AUDIO_S: Final = 600.0  # as the gateway's default; vLLM's own limit where it has one
 # Jobs whose media are decoded at the same time: vLLM's processor takes one after the other, and each may hold
 # 3 bytes for each pixel.
 _MAX_DECODING: Final = 2
@@ -170,8 +170,11 @@ def decode_audio(data: Any, form: str, options: Mapping[str, Any]) -> tuple[Any,
     """Samples and their rate. Raises what the decoder raises, and `ValueError`."""
     if form == "pcm16":
         return decode_pcm16(data)
+    import vllm.envs
+
     if is_wav(data):
-        return decode_wav(data, MAX_AUDIO_S)
+        max_s = getattr(vllm.envs, "VLLM_MAX_AUDIO_DECODE_DURATION_S", MAX_AUDIO_S)
+        return decode_wav(data, max_s)
     from vllm.multimodal.media import AudioMediaIO
 
     try:

@@ -63,6 +63,7 @@ class WorkerOptions:
     tls: ssl.SSLContext | None = None
     name: str | None = None
     max_waiting: int = 1024  # jobs without a first token
+    max_image_pixels: int = 32 << 20  # width times height
     http_host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
     drain_s: float = 30.0
@@ -111,6 +112,7 @@ def build_server(options: WorkerOptions, progress: Progress) -> LinkServer:
             engine_args=(*_named_arguments(options), *options.engine_args),
             path=options.engine_path,
             max_waiting=options.max_waiting,
+            max_image_pixels=options.max_image_pixels,
         ),
         progress,
     )

@@ -53,6 +53,7 @@ def worker_options(settings: Settings) -> WorkerOptions:
         secret=secret.encode() if secret else None,
         tls=server_tls(settings.link),
         max_waiting=engine.max_waiting,
+        max_image_pixels=settings.media.max_image_pixels,
         http_host=engine.metrics_host,
         http_port=engine.metrics_port,
         drain_s=settings.http.drain_limit_s,

@@ -110,6 +110,9 @@ async def test_prefix_cache_tells_media_apart(tmp_path: Path) -> None:
         (await ask_with(listener, prompt, make_medium(file)))[1].cached_tokens for file in (b"1", b"1", b"2")
     ]
     assert cached == [0, 20, 8]
+    pairs = [[make_medium(file) for file in files] for files in ((b"3", b"4"), (b"3", b"5"), (b"5", b"4"))]
+    cached = [(await ask_with(listener, [400, *range(9), 400], *pair))[1].cached_tokens for pair in pairs]
+    assert cached == [0, 16, 0]
 
 
 async def test_placeholders_and_length_are_checked_with_media(tmp_path: Path) -> None:

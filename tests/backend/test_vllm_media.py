@@ -92,12 +92,15 @@ async def test_prompt_has_images_sounds_and_names_of_their_content() -> None:
 
 async def test_names_are_the_same_for_equal_files_of_one_salt_and_kind() -> None:
     reader, renderer = make_reader()
-    for file, salt in ((picture(), None), (picture(), None), (picture(), "a"), (picture("L"), None)):
-        await reader.prompt(job([IMAGE], file, salt=salt))
-    first, again, salted, other = (each["multi_modal_uuids"]["image"][0] for each in renderer.prompts)
-    assert first == again
-    assert len({first, salted, other}) == 3
+    file = picture() + bytes(len(picture()) % 2)
+    for each, salt in ((file, None), (file, None), (file, "a"), (file, "b"), (picture("L"), None)):
+        await reader.prompt(job([IMAGE], each, salt=salt))
+    first, again, *others = (each["multi_modal_uuids"]["image"][0] for each in renderer.prompts)
     assert renderer.prompts[2]["cache_salt"] == "a"
+    await reader.prompt(Job(pack([SOUND]), {}, media=(Medium("audio", file, "pcm16", ""),)))
+    others += renderer.prompts[-1]["multi_modal_uuids"]["audio"]
+    assert first == again
+    assert len({first, *others}) == 5
 
 
 @pytest.mark.parametrize(
