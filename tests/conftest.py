@@ -82,8 +82,12 @@ def embedded_model() -> Path:
 
 @pytest.fixture(scope="session")
 def engine_worker(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """One real vLLM worker with the embedded model for all tests of the session. Nobody may end it."""
-    with stack.start_engine(tmp_path_factory.mktemp("engine"), embedded_model) as worker:
+    """One real vLLM worker with the embedded model for all tests of the session. Nobody may end it.
+
+    A step takes 512 tokens of prompts at most: a prompt of several steps need not be long.
+    """
+    options = ("--", "--max-num-batched-tokens", str(stack.STEP_TOKENS))
+    with stack.start_engine(tmp_path_factory.mktemp("engine"), embedded_model, *options) as worker:
         yield worker
 
 

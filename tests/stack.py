@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.processes import Process, answers, free_port, headrace
 
 ENGINE_START_S = 110.0  # the engine takes 7 s on two idle cores, and the machine may be busy
+STEP_TOKENS = 512  # of the tests' engine; it computes some 600 tokens of prompts a second
 START_S = 30.0
 PARSERS_START_S = 90.0  # of a gateway with vLLM's parsers, whose import takes 5 s alone on the machine
 

@@ -87,9 +87,9 @@ def served(gateway: Gateway, engine_worker: Worker) -> Served:
 
 @pytest.fixture(scope="module")
 def long_prompt(embedded_model: Path) -> str:
-    """3,000 tokens: two steps of prefill, of a second or more each."""
+    """Four steps of prefill, of most of a second each."""
     tokenizer = Tokenizer.from_file(str(embedded_model / "tokenizer.json"))
-    return prompts.long_text("english", tokenizer, seed=2002, num_tokens=3000)
+    return prompts.long_text("english", tokenizer, seed=2002, num_tokens=4 * stack.STEP_TOKENS)
 
 
 def chat(content: str, **fields: Any) -> dict[str, Any]:
@@ -135,13 +135,13 @@ async def test_in_the_engines_queue(served: Served) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_in_prefill(served: Served, long_prompt: str, stream: bool) -> None:
-    """After the first of two steps of a long prompt, which nothing in the cache shortens."""
+    """After the first of four steps of a long prompt, which nothing in the cache shortens."""
     async with connect(served.gateway.port) as wire:
         asking = begin(wire, CHAT, chat(long_prompt, stream=stream, cache_salt=f"prefill {stream}"))
         await served.wait_for_counts(1)
         await leave(wire, asking)
     (line,) = await served.assert_all_given_back()
-    assert line["prompt_tokens"] > 3000
+    assert line["prompt_tokens"] > 4 * stack.STEP_TOKENS
     assert (line["output_tokens"], line["ttft_ms"]) == (0, None)
 
 

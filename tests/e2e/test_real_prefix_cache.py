@@ -25,7 +25,7 @@ BLOCK_TOKENS = 128  # the engine's block is this or smaller: what a repeated pro
 
 @pytest.fixture
 def system_prompt(embedded_model: Path) -> str:
-    """1,500 tokens that no other test sends."""
+    """Text that no other test sends, of more than one step."""
     return prompts.long_text(
         "english", Tokenizer.from_file(str(embedded_model / "tokenizer.json")), seed=1001
     )

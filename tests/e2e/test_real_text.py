@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 MODEL = "smollm2-135m-instruct"
 CHAT = "/v1/chat/completions"
 SHORT = (*prompts.ENGLISH, *prompts.CHINESE, *prompts.CODE, *prompts.EMOJI)
-MIXED = "a😀龘é🇫🇷"  # tokens of one, two and three bytes, cut everywhere
+MIXED = ("a😀龘é", pytest.param("a😀龘é🇫🇷", marks=pytest.mark.long))  # tokens of 1 to 3 bytes, cut everywhere
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -116,7 +116,7 @@ async def ask_three_ways(
 
 @pytest.mark.parametrize(
     "index",
-    [pytest.param(index, marks=pytest.mark.long) if index % 2 else index for index in range(len(SHORT))],
+    [pytest.param(index, marks=pytest.mark.long) if index % 3 else index for index in range(len(SHORT))],
     ids=lambda index: SHORT[index][:20],
 )
 async def test_short_prompts_give_the_text_of_their_ids(
@@ -130,31 +130,37 @@ async def test_short_prompts_give_the_text_of_their_ids(
     assert_repeated(answers)
 
 
+@pytest.mark.parametrize("num_tokens", [prompts.LONG_TOKENS, pytest.param(3000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", prompts.KINDS)
 async def test_long_prompts_give_the_text_of_their_ids(
-    gateway: RecordingGateway, tokenizer: Tokenizer, vllm_text: Callable[[Run], str], kind: str
+    gateway: RecordingGateway,
+    tokenizer: Tokenizer,
+    vllm_text: Callable[[Run], str],
+    kind: str,
+    num_tokens: int,
 ) -> None:
-    text = prompts.long_text(kind, tokenizer) + "\nWrite more of this."
+    text = prompts.long_text(kind, tokenizer, num_tokens, num_tokens) + "\nWrite more of this."
     computed, *cached = await ask_three_ways(gateway, tokenizer, text, max_tokens=13)
     for answer in (computed, *cached):
-        assert len(answer.run.prompt_ids) >= prompts.LONG_TOKENS
+        assert len(answer.run.prompt_ids) >= num_tokens
         assert_exact(answer, tokenizer, vllm_text)
     assert computed.usage["prompt_tokens_details"]["cached_tokens"] == 0
     assert all(answer.usage["prompt_tokens_details"]["cached_tokens"] > 0 for answer in cached)
     assert_repeated([computed, *cached])
 
 
+@pytest.mark.parametrize("said", MIXED)
 async def test_cuts_in_mid_character_end_as_the_whole_decode_does(
-    gateway: RecordingGateway, tokenizer: Tokenizer, vllm_text: Callable[[Run], str]
+    gateway: RecordingGateway, tokenizer: Tokenizer, vllm_text: Callable[[Run], str], said: str
 ) -> None:
     """The engine is made to say a text, and is cut after each of its tokens."""
     num_cut = 0
-    for max_tokens in range(1, len(tokenizer.encode(MIXED, add_special_tokens=False).ids) + 2):
-        request = body("Say it.", max_tokens, structured_outputs={"choice": [MIXED]})
+    for max_tokens in range(1, len(tokenizer.encode(said, add_special_tokens=False).ids) + 2):
+        request = body("Say it.", max_tokens, structured_outputs={"choice": [said]})
         answer = await gateway.ask(CHAT, request, stream=max_tokens % 2 == 0)
         assert_exact(answer, tokenizer, vllm_text)
         num_cut += answer.text.endswith("\ufffd")
-        assert MIXED.startswith(answer.text.rstrip("\ufffd"))
+        assert said.startswith(answer.text.rstrip("\ufffd"))
         assert not any("\ufffd" in piece for piece in answer.pieces[:-1])
     assert num_cut > 3
-    assert answer.text == MIXED
+    assert answer.text == said
