@@ -136,6 +136,12 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) << 10
 
 
+def kept_bytes(gateway: Gateway) -> int:
+    """What a gateway remembers of prompts on purpose, within bounds that a test does not reach."""
+    names = ("token_cache_bytes", "token_buffer_bytes", "seen_text_bytes")
+    return round(sum(gateway.metric(f"headrace_{name}") for name in names))
+
+
 def children(pid: int) -> list[int]:
     """The processes that a process has started and that still run."""
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

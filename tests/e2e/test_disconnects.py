@@ -18,6 +18,7 @@ from tests.e2e.asking import CHAT, COMPLETE, Outcome, ask, chat, converse
 from tests.e2e.resting import (
     assert_no_fault,
     at_rest,
+    kept_bytes,
     logged,
     num_jobs,
     request_lines,
@@ -267,12 +268,6 @@ async def test_random_disconnects_leave_nothing_behind(served: Served) -> None:
     assert await ask_once(served) == expected
     assert_no_fault(served.gateway)
     assert {line["ended"] for line in request_lines(served.gateway)} == {"complete", "client_closed"}
-
-
-def kept_bytes(gateway: Gateway) -> int:
-    """What a gateway remembers of prompts on purpose, within bounds that a test does not reach."""
-    names = ("token_cache_bytes", "token_buffer_bytes", "seen_text_bytes")
-    return round(sum(gateway.metric(f"headrace_{name}") for name in names))
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from tests.e2e.output_kinds import DENIED, RULES, Kind, kinds
 from tests.e2e.resting import (
     assert_no_fault,
     at_rest,
+    kept_bytes,
     request_lines,
     resident_bytes,
     wait_until_held,
@@ -191,9 +192,3 @@ async def test_two_hundred_streams_for_ten_minutes_leave_memory_flat(tmp_path: P
         soak.assert_at_rest(before)
         assert set(soak.finishes) == {(kind.number, way) for kind in made for way in (True, False)}
         assert soak.num_left > 100
-
-
-def kept_bytes(gateway: Gateway) -> int:
-    """What a gateway remembers of prompts on purpose, within bounds that a test does not reach."""
-    names = ("token_cache_bytes", "token_buffer_bytes", "seen_text_bytes")
-    return round(sum(gateway.metric(f"headrace_{name}") for name in names))
