@@ -76,6 +76,7 @@ class MessageOutlet:
         self._buffer.clear()
         self.num_buffered = 0
         self.blocked_since_s = None
+        self._on_gone = _ignore  # whoever is told of it holds this outlet
         if self._task is not None:
             self._task.cancel()
             self._task = None  # here, since a task that is cancelled before its first step runs nothing
@@ -133,8 +134,9 @@ class MessageOutlet:
 
     def _gone(self, reason: str) -> None:
         if not self.closed or self._buffer:
+            on_gone = self._on_gone
             self.drop()
-            self._on_gone(reason)
+            on_gone(reason)
 
 
 class Outlet(MessageOutlet):
@@ -201,6 +203,10 @@ class _Resumed:
                     waiter = coroutine.send(value)
         except StopIteration:
             return
+
+
+def _ignore(reason: str) -> None:
+    """For who was told."""
 
 
 def nothing() -> None:

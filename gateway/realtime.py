@@ -72,15 +72,6 @@ class RealtimeTalk:
         self._active: str | None = None  # the one that is in the conversation
         self._tasks: set[asyncio.Task[None]] = set()
         self.last_active_s = monotonic()
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            SessionUpdate: self._update,
-            ItemCreate: self._create_item,
-            ItemDelete: self._delete_item,
-            ItemRetrieve: self._retrieve_item,
-            ItemTruncate: self._truncate_item,
-            ResponseCreate: self._create_response,
-            ResponseCancel: self._cancel_response,
-        }
 
     # -- gateway.realtime_socket.Talk ----------------------------------------------------------------------
 
@@ -97,7 +88,7 @@ class RealtimeTalk:
         event: ClientEvent | None = None
         try:
             event = read_event(text, self._parts.limits)
-            self._handlers[type(event)](event)
+            _HANDLERS[type(event)](self, event)
         except HeadraceError as error:
             self._events.error(error, event_id_of(text) if event is None else event.event_id)
         except Exception as error:
@@ -202,6 +193,18 @@ class RealtimeTalk:
         self.last_active_s = monotonic()
         if not self._responses:
             self._socket.rested()
+
+
+# Not in each talk: with methods of its own in it, it would wait for the garbage collector.
+_HANDLERS: Final[dict[type[Any], Callable[[RealtimeTalk, Any], None]]] = {
+    SessionUpdate: RealtimeTalk._update,
+    ItemCreate: RealtimeTalk._create_item,
+    ItemDelete: RealtimeTalk._delete_item,
+    ItemRetrieve: RealtimeTalk._retrieve_item,
+    ItemTruncate: RealtimeTalk._truncate_item,
+    ResponseCreate: RealtimeTalk._create_response,
+    ResponseCancel: RealtimeTalk._cancel_response,
+}
 
 
 class _Place:

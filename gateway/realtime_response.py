@@ -70,6 +70,7 @@ class Response:
             flow.in_progress.discard(self)
             self.record.buffered_peak = self.outlet.peak
             self.over()
+            self._let_go()
 
     def cancel(self, error: HeadraceError) -> None:
         """End it now, whatever it is doing: its last event has been sent when this returns."""
@@ -94,6 +95,15 @@ class Response:
         if not self.is_over:
             self._over.set()
             self.on_over()
+
+    def _let_go(self) -> None:
+        """Of what holds it, too, as an error holds the frames that it went through.
+
+        Prompts and texts would wait for the garbage collector, whose full round may never come.
+        """
+        del self.writer
+        self._answer = self._refusal = None
+        self.on_gone, self.on_over = _ignore, nothing
 
     def _fail(self, error: Exception) -> None:
         """It ends with an error before there was an answer."""

@@ -92,6 +92,9 @@ class _Connection:
                 self.talk.lost(reason)
             except Exception as error:
                 log_fault(error, "none")
+            # They hold this connection: what was said would wait for the collector's full round, which may
+            # never come.
+            del self.talk, self.socket
 
     def end(self, error: HeadraceError, code: int) -> None:
         """Close it with a named error."""

@@ -286,9 +286,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_open, self._is_deaf = False, True
-        self._input = b""
         if self._turn is not None:
             self._turn.cancel()
+        # The parser holds itself, and half a message: they would wait for the garbage collector.
+        self._input, self.frames = b"", []
+        self.conn.reader.discard()
+        self.conn.parser.close()
         super().connection_lost(exc)
 
     def _fail(self, code: int, reason: str) -> None:

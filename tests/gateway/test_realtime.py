@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -195,6 +198,42 @@ async def test_a_cancel_makes_room_at_once() -> None:
     second = await talking.answer()
     assert answer.is_ended
     assert second.contents == ["Hello.", "Good", "Stop!"]
+
+
+@pytest.mark.parametrize("end", ["complete", "cancelled", "cancelled before its prompt", "lost"])
+async def test_no_response_waits_for_the_garbage_collector(end: str) -> None:
+    """Nor the conversation behind it, which holds all that was said."""
+    gc.collect()
+    gc.disable()
+    try:
+        talking = Talking()
+        conversation = weakref.ref(talking.talk._conversation)
+        talking.add("Hello.")
+        response = await one_life(talking, end)
+        await asyncio.sleep(0)
+        assert response() is None
+        del talking.talk
+        assert conversation() is None
+    finally:
+        gc.enable()
+
+
+async def one_life(talking: Talking, end: str) -> Callable[[], Any]:
+    if end == "cancelled before its prompt":
+        talking.send("response.create")
+    else:
+        (await talking.answer()).say("Good day.")
+    response = weakref.ref(next(iter(talking.talk._responses.values())))
+    if end == "complete":
+        talking.flow.answers[-1].end()
+    elif end == "lost":
+        talking.talk.lost("closed the connection")
+    else:
+        talking.send("response.cancel")
+    talking.flow.answers.clear()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return response
 
 
 async def test_a_cancel_before_the_response_has_begun() -> None:

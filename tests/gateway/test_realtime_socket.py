@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from time import monotonic
 from typing import Any
 
@@ -194,6 +196,36 @@ async def test_every_end_reaches_the_talk_once() -> None:
     assert losses[0] == ["closed with 4000"]
     assert losses[2] == ["closed with 1002"]
     assert KEY not in repr(losses)
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "cut", "in the middle of a message"])
+async def test_nothing_of_a_connection_waits_for_the_garbage_collector(end: str) -> None:
+    """Whose full collection may never come: each would keep its conversation."""
+    service = EchoService()
+    gc.collect()
+    gc.disable()
+    try:
+        async with served(service) as port:
+            async with websocket(port) as client:
+                send: Any = service.talks[0].socket.outlet._send
+                talk, protocol = weakref.ref(service.talks.pop()), weakref.ref(send.__self__)
+                del send
+                await client.send(frame(TEXT, b"hi"))
+                assert await client.text() == "hi"
+                if end == "reset":
+                    client.wire.reset()
+                elif end == "cut":
+                    service.cut()
+                    assert await client.text() == "error None"
+                    assert (await client.read()).code == 1012
+                elif end == "close":
+                    await client.send(close_frame(1000))
+                    assert await client.closed() == 1000
+                else:
+                    await client.send(frame(TEXT, b"x", fin=False), frame(0, b"x" * 1000)[:-1])
+            await until(lambda: talk() is None and protocol() is None)
+    finally:
+        gc.enable()
 
 
 async def test_an_idle_conversation_is_told_and_closed_and_one_with_a_response_is_not() -> None:
