@@ -22,6 +22,7 @@ from backend.progress import StreamProgress
 from backend.vllm_config import VllmConfigError, VllmOptions, engine_config
 from backend.vllm_engine import VllmEngine, is_tested
 from tests.backend.vllm_parts import Heard, import_vllm, pack
+from tests.stack import STEP_TOKENS
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -81,7 +82,8 @@ async def started(embedded_model: Path) -> AsyncIterator[Engine]:
     import_vllm()
     heard, shown = Heard(), StringIO()
     # Of all of vLLM's parsers the one that takes a tokenizer without a token for </think>.
-    options = VllmOptions(str(embedded_model), ("tiny", "small"), ("--reasoning-parser", "olmo3"))
+    arguments = ("--reasoning-parser", "olmo3", "--max-num-batched-tokens", str(STEP_TOKENS))
+    options = VllmOptions(str(embedded_model), ("tiny", "small"), arguments)
     engine = VllmEngine(options, StreamProgress(shown))
     try:
         await engine.start(heard.events)
@@ -271,7 +273,8 @@ async def test_abort_before_the_engine_has_it_frees_everything(engine: Engine) -
 
 async def test_abort_during_prefill_frees_everything(engine: Engine) -> None:
     salt = engine.engine.info.engine_path
-    key = engine.start(list(range(2000, 6000)), salt=salt, **LONG)  # two steps, the first a second or more
+    num_tokens = 4 * STEP_TOKENS  # steps of most of a second each
+    key = engine.start(list(range(2000, 2000 + num_tokens)), salt=salt, **LONG)
     await asyncio.sleep(0.1)
     engine.engine.abort([key])
     assert await engine.heard.end(key) == ("closed", key)
