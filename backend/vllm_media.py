@@ -7,6 +7,7 @@ to gigabytes, ends one job and nothing else. What fetches and limits them is the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import logging
@@ -18,6 +19,7 @@ from backend.media_support import KINDS, Support, lack
 from backend.ports import Job
 from backend.vllm_request import BadJobError, prompt_ids, refusal
 from backend.wav import decode_pcm16, decode_wav, is_wav
+from pipeline.image_blocks import check_blocks, format_of
 from pipeline.values import MediaKind, MediaSupport, Medium
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,6 @@ MAX_AUDIO_S: Final = 600.0  # as the gateway's default; vLLM's own limit where i
 # 3 bytes for each pixel.
 _MAX_DECODING: Final = 2
 _MAX_IMAGES_OF_PIXELS: Final = 8  # of the largest size that one may have, in one job
-_IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # by Pillow's names; the content decides
 # Where models' configurations have the id of their placeholder.
 _ID_FIELDS: Final[Mapping[MediaKind, tuple[str, ...]]] = {
     "image": ("image_token_id", "image_token_index"),
@@ -70,6 +71,11 @@ class MediaReader:
             try:
                 # In vLLM's own thread for this: its processors must not run side by side.
                 found = await self._llm.renderer.process_for_engine_async(prompt, time.time())
+            except ImportError as error:  # changing a sound's sample rate takes one
+                raise BadJobError(
+                    "the model's processor needs a library for these media that this worker lacks; for sample "
+                    "rates other than the model's own, vLLM's extra for audio has it"
+                ) from error
             except Exception as error:  # whatever a model's processor makes of an image
                 raise BadJobError(f"the model's processor refuses the media: {refusal(error)}") from error
         num_tokens, max_tokens = len(found["prompt_token_ids"]), self._llm.model_config.max_model_len
@@ -92,8 +98,9 @@ class MediaReader:
             options = _io_options(self._llm, medium.kind)
             try:
                 if medium.kind == "image":
-                    pixels_left -= check_image(medium.data, min(self._max_image_pixels, pixels_left))
-                    of_kind.append(decode_image(medium.data, options))
+                    file = bytes(medium.data)
+                    pixels_left -= check_image(file, min(self._max_image_pixels, pixels_left))
+                    of_kind.append(decode_image(file, options))
                 else:
                     of_kind.append(decode_audio(medium.data, medium.format, options))
             except Exception as error:  # decoders raise whatever they like
@@ -142,28 +149,52 @@ def _placeholder_id(llm: Any, kind: MediaKind) -> int | None:
     return int(ids[0]) if len(ids) == 1 and texts[0] == texts[1] else None
 
 
-def check_image(data: Any, max_pixels: int) -> int:
+def check_image(data: bytes, max_pixels: int) -> int:
     """The pixels of an image, from its header alone: a small file may be an image of any size.
 
     Raises `ValueError` for more than `max_pixels`, and for what is no image that is taken.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data), formats=_IMAGE_FORMATS) as image:
-            width, height = image.size
-    except UnidentifiedImageError:
-        raise ValueError("it is no PNG, JPEG, WebP or GIF image, or its beginning is broken") from None
+    form = format_of(data)
+    if form is not None:
+        try:
+            check_blocks(data, form)
+        except ValueError as problem:
+            raise ValueError(f"it {problem}") from None
+    with _opened(data) as image:
+        width, height = image.size
     if width * height > max_pixels:
         raise ValueError(f"it has {width} x {height} pixels; the limit is {max_pixels}")
     return int(width * height)
 
 
-def decode_image(data: Any, options: Mapping[str, Any]) -> Any:
-    """The image as vLLM's own server would load it. Raises what the decoder raises, and `ValueError`."""
+def decode_image(data: bytes, options: Mapping[str, Any]) -> Any:
+    """The image as vLLM's own server would load it. Raises what the decoder raises, and `ValueError`.
+
+    But not by vLLM's loader, which goes by what the first of 37 readers makes of the file: one that is a
+    small WebP image to `check_image` can be a huge one to another reader.
+    """
+    from PIL import ImageOps
     from vllm.multimodal.media import ImageMediaIO
 
-    return ImageMediaIO(**options).load_bytes(bytes(data))
+    try:
+        with _opened(data) as image:
+            image.load()
+            with contextlib.suppress(Exception):  # an orientation that cannot be read is none
+                ImageOps.exif_transpose(image, in_place=True)
+            return ImageMediaIO(**options)._convert_image_mode(image)
+    except OSError as error:
+        raise ValueError(f"it cannot be decoded: {error}") from error
+
+
+def _opened(data: bytes) -> Any:
+    """Its size and mode are known; by the one reader that its first bytes tell."""
+    from PIL import Image, UnidentifiedImageError
+
+    form = format_of(data)
+    try:
+        return Image.open(io.BytesIO(data), formats=(form,) if form is not None else ())
+    except UnidentifiedImageError:
+        raise ValueError("it is no PNG, JPEG, WebP or GIF image, or its beginning is broken") from None
 
 
 def decode_audio(data: Any, form: str, options: Mapping[str, Any]) -> tuple[Any, float]:

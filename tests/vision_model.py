@@ -35,7 +35,7 @@ TEMPLATE: Final = (
 def make_vision_model(folder: Path, embedded_model: Path) -> Path:
     """Write the model into `folder`, a new one, and return it. The same files every time."""
     folder.mkdir(parents=True)
-    first_id = _write_tokenizer(folder, embedded_model)
+    first_id = write_tokenizer(folder, embedded_model, _ADDED, "Idefics3Processor")
     _write_weights(folder, first_id + len(_ADDED))
     _write(folder, "config.json", _config(first_id))
     _write(folder, "processor_config.json", _PROCESSOR)
@@ -48,17 +48,17 @@ def _write(folder: Path, name: str, value: Any) -> None:
     (folder / name).write_text(json.dumps(value), encoding="utf-8")
 
 
-def _write_tokenizer(folder: Path, embedded_model: Path) -> int:
-    """The first of the added ids."""
+def write_tokenizer(folder: Path, embedded_model: Path, added: tuple[str, ...], processor: str) -> int:
+    """The embedded model's tokenizer with more tokens; the first of their ids."""
     tokenizer = json.loads((embedded_model / "tokenizer.json").read_text(encoding="utf-8"))
     first_id: int = len(tokenizer["model"]["vocab"])
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     tokenizer["added_tokens"] += [
-        {"id": first_id + index, "content": token, **plain} for index, token in enumerate(_ADDED)
+        {"id": first_id + index, "content": token, **plain} for index, token in enumerate(added)
     ]
     _write(folder, "tokenizer.json", tokenizer)
     settings = json.loads((embedded_model / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write(folder, "tokenizer_config.json", {**settings, "processor_class": "Idefics3Processor"})
+    _write(folder, "tokenizer_config.json", {**settings, "processor_class": processor})
     return first_id
 
 

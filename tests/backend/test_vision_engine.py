@@ -1,4 +1,4 @@
-"""Images on the real engine, with the tiny vision model: through the link, and on both token paths."""
+"""Images on the real engine, with the tiny vision model, through the link and on both token paths; sounds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import io
 import logging
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ from backend.vllm_config import VllmOptions
 from backend.vllm_engine import VllmEngine
 from pipeline.errors import EngineRejected
 from pipeline.values import EngineCall, Medium
+from tests.audio_model import RATE, TOKENS_PER_S, make_audio_model
 from tests.backend.linked import RecordingSink, make_call, until
+from tests.backend.test_wav import wav
 from tests.backend.vllm_parts import Heard, import_vllm, pack
 from tests.stack import Worker
 from tests.vision_model import MAX_MODEL_LEN, NUM_IMAGE_TOKENS
@@ -101,7 +105,7 @@ async def test_bad_images_are_refused_and_the_engine_goes_on(vision_worker: Work
         torn = replace(RED, data=RED.data[:80])
         bomb = picture((1, 2, 3), (8000, 5000))
         cases: list[tuple[list[int | Medium], str]] = [
-            ([torn, *TEXT], "image number 1: Failed to load image: image file is truncated"),
+            ([torn, *TEXT], "image number 1: it cannot be decoded: image file is truncated"),
             ([RED, replace(RED, data=b"no image"), *TEXT], "image number 2: it is no PNG, JPEG, WebP or GIF"),
             ([replace(RED, data=b""), *TEXT], "image number 1: it is no PNG"),
             ([bomb, *TEXT], "8000 x 5000 pixels; the limit is 33554432"),
@@ -195,3 +199,45 @@ async def test_both_paths_give_the_same_and_send_again_what_the_engine_has_lost(
     assert steps[1] == steps[3]
     assert [kind for kind, _ in steps[4:6]] == ["rejected", "rejected"]
     assert steps[6][1] is None
+
+
+@pytest.mark.long
+async def test_sounds_of_a_model_that_hears(embedded_model: Path, tmp_path: Path) -> None:
+    import_vllm()
+    folder = make_audio_model(tmp_path / "audio", embedded_model)
+    arguments = ("--load-format", "dummy", "--limit-mm-per-prompt.audio", "4")
+    heard = Heard()
+    engine = VllmEngine(VllmOptions(str(folder), ("audio",), arguments), StreamProgress(StringIO()))
+
+    def tone(period: int, seconds: float, rate: int = RATE) -> Medium:
+        half = period // 2
+        wave = (struct.pack("<h", 9000) * half + struct.pack("<h", -9000) * half) * int(
+            seconds * rate / period
+        )
+        return Medium("audio", wav(wave, rate=rate), "wav", "")
+
+    async def ask(*media: Medium) -> Any:
+        """Prompt tokens and cached ones, or why it is refused."""
+        audio_id = engine.info.media["audio"].token_id
+        key = object()
+        engine.submit(key, Job(pack([audio_id] * len(media) + TEXT), GREEDY, media=media))
+        end = await heard.end(key)
+        if end[0] == "failed":
+            return end[3]
+        extra = heard.outputs[key][0].extra
+        return extra and (extra.prompt_tokens, extra.cached_tokens)
+
+    try:
+        await engine.start(heard.events)
+        assert {kind: each.max_count for kind, each in engine.info.media.items()} == {"audio": 4}
+        assert await ask(tone(40, 1.0)) == (len(TEXT) + TOKENS_PER_S, 0)
+        assert await ask(tone(20, 1.0)) == (len(TEXT) + TOKENS_PER_S, 0)
+        assert await ask(tone(40, 1.0)) == (len(TEXT) + TOKENS_PER_S, 3 * BLOCK)
+        assert await ask(tone(40, 2.0), tone(80, 1.0)) == (len(TEXT) + 3 * TOKENS_PER_S, 0)
+        assert "cut off" in await ask(replace(tone(40, 1.0), data=tone(40, 1.0).data[:999]))
+        assert "too short" in await ask(tone(4, 0.001))
+        if find_spec("av") is None and find_spec("soundfile") is None:
+            assert "no library that reads mp3" in await ask(Medium("audio", b"ID3" + bytes(99), "mp3", ""))
+        assert await ask(tone(40, 1.0)) == (len(TEXT) + TOKENS_PER_S, 3 * BLOCK)
+    finally:
+        await engine.stop()

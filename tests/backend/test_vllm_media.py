@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import io
 import random
+import struct
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from backend.ports import Job
 from backend.vllm_media import MediaReader, check_image, decode_audio, decode_image
 from backend.vllm_request import BadJobError
+from pipeline.image_blocks import MAX_BLOCKS
 from pipeline.values import MediaKind, MediaSupport, Medium
 from tests.backend.test_wav import wav
 from tests.backend.vllm_parts import import_vllm, pack
@@ -82,7 +85,7 @@ async def test_prompt_has_images_sounds_and_names_of_their_content() -> None:
     found = await reader.prompt(Job(plain.ids, {}, media=(plain.media[0], sound, plain.media[1])))
     assert found["prompt_token_ids"] == [1, IMAGE, IMAGE, IMAGE, SOUND, IMAGE, IMAGE, IMAGE]
     (given,) = renderer.prompts
-    assert [image.media.size for image in given["multi_modal_data"]["image"]] == [(9, 7)] * 2
+    assert [image.size for image in given["multi_modal_data"]["image"]] == [(9, 7)] * 2
     ((samples, rate),) = given["multi_modal_data"]["audio"]
     assert (samples.tolist(), rate) == ([0.0] * 4, 8000)
     assert "cache_salt" not in given
@@ -137,6 +140,9 @@ async def test_refusals_name_the_medium() -> None:
         await reader.prompt(job([IMAGE] * 9, *[picture(size=(9, 111))] * 9))  # together
     with pytest.raises(BadJobError, match="54 tokens with its media; an answer needs it to have at most 49"):
         await reader.prompt(job([IMAGE] * 18, *[picture()] * 18))
+    renderer.error = ModuleNotFoundError("No package metadata was found for vllm")
+    with pytest.raises(BadJobError, match="needs a library for these media that this worker lacks"):
+        await reader.prompt(job([IMAGE], picture()))
     renderer.error = RuntimeError("no such size")
     with pytest.raises(BadJobError, match="processor refuses the media: no such size"):
         await reader.prompt(job([IMAGE], picture()))
@@ -160,7 +166,7 @@ async def test_few_jobs_hold_decoded_images_at_once_and_unwanted_ones_are_not_de
 def test_image_of_any_mode_becomes_rgb(mode: str, form: str) -> None:
     file = picture(mode, form=form)
     assert check_image(file, 63) == 63
-    image = decode_image(memoryview(file), {}).media
+    image = decode_image(file, {})
     assert (image.mode, image.size) == ("RGB", (9, 7))
 
 
@@ -176,6 +182,38 @@ def test_formats_that_are_not_taken_are_refused_whatever_their_content_is_called
         check_image(picture(form=form), 1000)
 
 
+def test_a_file_that_is_a_small_image_to_one_reader_and_a_huge_one_to_another_stays_small() -> None:
+    from vllm.multimodal.image import open_image
+
+    # As a WebP image its width and height stand where the other format has the end of its first line.
+    lines = b"/\nIb\x01: x\nImage size (x*y): 13000*13000\nImage type: RGB image\n\x1a"
+    body = b"WEBPVP8L" + struct.pack("<I", 5166) + lines + bytes(5166 - len(lines))
+    file = b"RIFF" + struct.pack("<I", len(body)) + body
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert open_image(io.BytesIO(file)).size == (13000, 13000)  # or this tests nothing
+    assert check_image(file, 33 << 20) == 2315 * 1418
+    with pytest.raises(ValueError, match="it cannot be decoded: failed to read next frame"):
+        decode_image(file, {})
+
+
+def test_orientation_is_as_the_camera_was_held() -> None:
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode_image(picture(form="JPEG", exif=exif), {}).size == (7, 9)
+    exif[0x0112] = "nonsense"
+    assert decode_image(picture(form="JPEG", exif=exif), {}).size == (9, 7)
+
+
+def test_a_file_of_a_million_blocks_is_not_opened() -> None:
+    bare = picture(form="GIF")
+    file = bare[:13] + bytes(MAX_BLOCKS) + bare[13:]
+    with pytest.raises(ValueError, match="it is a gif image of more than"):
+        check_image(file, 1000)
+
+
 def test_random_damage_gives_images_or_errors() -> None:
     rng = random.Random(6)
     for form in ("PNG", "JPEG", "WEBP", "GIF"):
@@ -187,7 +225,7 @@ def test_random_damage_gives_images_or_errors() -> None:
             damaged = bytes(file[: rng.choice((len(file), rng.randrange(len(file))))])
             with contextlib.suppress(Exception):  # any, since `MediaReader` takes any; but nothing hangs
                 check_image(damaged, 5000)
-                assert decode_image(damaged, {}).media.mode == "RGB"
+                assert decode_image(damaged, {}).mode == "RGB"
 
 
 # -- sounds ------------------------------------------------------------------------------------------------
