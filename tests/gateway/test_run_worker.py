@@ -13,7 +13,9 @@ from gateway.run_worker import worker_options
 from gateway.settings import Settings
 from gateway.settings_answers import Answers
 from gateway.settings_load import SettingsError
+from gateway.settings_media import Media
 from gateway.settings_worker import Engine, Scripted
+from pipeline.values import MediaSupport
 from tests.backend.linked import make_tokenizer
 
 
@@ -71,3 +73,16 @@ def test_serve_takes_an_engine_argument_that_says_the_same_or_nothing() -> None:
     check_engine_arguments(settings("olmo3", model="m", engine_args=("--reasoning-parser=olmo3",)))
     check_engine_arguments(settings("olmo3", model="m"))
     check_engine_arguments(settings(model="m", engine_args=("--seed", "1")))
+
+
+async def test_a_scripted_worker_takes_media_as_its_settings_say(tmp_path: Path) -> None:
+    tokenizer = str(make_tokenizer(tmp_path / "model"))
+    scripted = Scripted(scripted=True, tokenizer=tokenizer, scripted_media=("image=w7",))
+    server = build_server(worker_options(Settings(scripted=scripted)), StreamProgress())
+    assert server.info.media == {"image": MediaSupport(7, 16)}
+
+
+async def test_a_worker_refuses_the_images_that_its_gateway_does() -> None:
+    given = Settings(media=Media(max_image_pixels=99), engine=Engine(model="org/m"))
+    server = build_server(worker_options(given), StreamProgress())
+    assert server._engine._options.max_image_pixels == 99  # type: ignore[attr-defined]
