@@ -19,7 +19,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-FORMATS: Final = ("png", "jpeg", "webp", "gif")
+from pipeline.image_blocks import FORMATS, check_blocks, format_of
+
 _OPENERS: Final[dict[str, Callable[[BytesIO], ImageFile]]] = {
     "png": PngImageFile,
     "jpeg": JpegImageFile,
@@ -37,22 +38,12 @@ class ImageHead:
     height: int
 
 
-def format_of(data: bytes) -> str | None:
-    """One of `FORMATS` by the first bytes, or None."""
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
-    if data.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return "webp"
-    return "gif" if data.startswith((b"GIF87a", b"GIF89a")) else None
-
-
 def read_image(data: bytes) -> ImageHead:
     """The head of an image file. Raises `ValueError`, whose text goes on after the image's name."""
     name = format_of(data)
     if name is None:
         raise ValueError(f"is no image in one of the formats {', '.join(FORMATS)}.")
+    check_blocks(data, name)
     try:
         with _OPENERS[name](BytesIO(data)) as image:
             width, height = image.size

@@ -203,15 +203,14 @@ def test_orientation_is_as_the_camera_was_held() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     assert decode_image(picture(form="JPEG", exif=exif), {}).size == (7, 9)
-    exif[0x0112] = "nonsense"
-    assert decode_image(picture(form="JPEG", exif=exif), {}).size == (9, 7)
+    turned = picture(form="JPEG", exif=exif)
+    assert decode_image(turned.replace(exif.tobytes()[8:], bytes(len(exif.tobytes()) - 8)), {}).size == (9, 7)
 
 
 def test_a_file_of_a_million_blocks_is_not_opened() -> None:
-    bare = picture(form="GIF")
-    file = bare[:13] + bytes(MAX_BLOCKS) + bare[13:]
-    with pytest.raises(ValueError, match="it is a gif image of more than"):
-        check_image(file, 1000)
+    bare = picture(form="JPEG")
+    with pytest.raises(ValueError, match="it is a jpeg image of more than"):
+        check_image(bare[:2] + b"\xff" * MAX_BLOCKS + bare[2:], 1000)
 
 
 def test_random_damage_gives_images_or_errors() -> None:

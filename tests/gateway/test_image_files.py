@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from gateway.image_files import FORMATS, ImageHead, read_image
+from gateway.image_files import ImageHead, read_image
+from pipeline.image_blocks import FORMATS, MAX_BLOCKS
 from tests.gateway.media_files import image, png_head
 
 
@@ -72,3 +73,11 @@ def test_damaged_files_raise_nothing_else(form: str) -> None:
 def test_an_image_of_no_pixels_is_refused() -> None:
     with pytest.raises(ValueError, match="png image"):
         read_image(png_head(0, 5))
+
+
+def test_a_file_of_a_million_blocks_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [(b"abCd", b"")] * MAX_BLOCKS
+    assert read_image(png_head(4, 4, *blocks[:1000])) == ImageHead("png", 4, 4)
+    monkeypatch.setattr("gateway.image_files._OPENERS", {})
+    with pytest.raises(ValueError, match=f"is a png image of more than {MAX_BLOCKS} blocks"):
+        read_image(png_head(4, 4, *blocks))
