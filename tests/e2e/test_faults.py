@@ -302,7 +302,10 @@ async def test_broken_worker_ends_its_streams_with_an_error_and_no_others(
         *(ask(strict.port, chat(f"{number}", ENDLESS, model=model)) for number in range(10))
     )
     assert {outcome.kind for outcome in outcomes} <= {FAILED, REFUSED}
-    assert {outcome.code for outcome in outcomes} == {FAULTS[model][1]}
+    code = FAULTS[model][1]
+    assert {outcome.code for outcome in outcomes if outcome.kind == FAILED} == {code}
+    refused_codes = {outcome.code for outcome in outcomes if outcome.kind == REFUSED}
+    assert refused_codes <= {code, "no_worker"}  # a request may come when it has gone
     assert any(outcome.num_deltas for outcome in outcomes)
     assert (await steady).kind == COMPLETE
     refused = await ask(strict.port, chat(model=model))
