@@ -208,8 +208,9 @@ async def test_nothing_of_a_connection_waits_for_the_garbage_collector(end: str)
         async with served(service) as port:
             async with websocket(port) as client:
                 send: Any = service.talks[0].socket.outlet._send
-                talk, protocol = weakref.ref(service.talks.pop()), weakref.ref(send.__self__)
-                del send
+                watched = service.talks.pop(), send.__self__, send.__self__.conn
+                kept = [weakref.ref(each) for each in watched]
+                del send, watched
                 await client.send(frame(TEXT, b"hi"))
                 assert await client.text() == "hi"
                 if end == "reset":
@@ -223,7 +224,7 @@ async def test_nothing_of_a_connection_waits_for_the_garbage_collector(end: str)
                     assert await client.closed() == 1000
                 else:
                     await client.send(frame(TEXT, b"x", fin=False), frame(0, b"x" * 1000)[:-1])
-            await until(lambda: talk() is None and protocol() is None)
+            await until(lambda: all(each() is None for each in kept))
     finally:
         gc.enable()
 
