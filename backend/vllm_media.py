@@ -73,8 +73,8 @@ class MediaReader:
                 found = await self._llm.renderer.process_for_engine_async(prompt, time.time())
             except ImportError as error:  # changing a sound's sample rate takes one
                 raise BadJobError(
-                    "the model's processor needs a library for these media that this worker lacks; for sample "
-                    "rates other than the model's own, vLLM's extra for audio has it"
+                    "the model's processor needs a library for these media that this worker lacks; for "
+                    "sample rates other than the model's own, vLLM's extra for audio has it"
                 ) from error
             except Exception as error:  # whatever a model's processor makes of an image
                 raise BadJobError(f"the model's processor refuses the media: {refusal(error)}") from error
