@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 PCM16_RATE: Final = 24_000  # of bare samples, as the OpenAI API has them
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_MAX_CHUNKS: Final = 64  # up to the samples
 _ENDLESS: Final = 0xFFFFFFFF  # what a writer says that did not know the length
 _DTYPES: Final = {
     (_PCM, 8): "u1",
@@ -42,11 +44,8 @@ def decode_wav(data: Any, max_s: float) -> tuple[Any, int]:
     """Mono samples between -1 and 1 (float32) and their rate; channels are averaged. Raises `WavError`."""
     import numpy as np
 
-    chunks = dict(_chunks(data))
-    if b"fmt " not in chunks or b"data" not in chunks:
-        raise WavError("it is cut off, or has no samples")
-    kind, num_channels, rate, bits = _format(chunks[b"fmt "])
-    body = chunks[b"data"]
+    form, body = _format_and_samples(data)
+    kind, num_channels, rate, bits = _format(form)
     frame_bytes = num_channels * bits // 8
     num_frames = len(body) // frame_bytes
     if num_frames > max_s * rate:
@@ -59,12 +58,24 @@ def decode_wav(data: Any, max_s: float) -> tuple[Any, int]:
     else:
         values = np.frombuffer(body, _DTYPES[kind, bits])
         scale = 2.0 ** (bits - 1) if kind == _PCM else 1.0
-    samples = values.astype(np.float32) / np.float32(scale)
+    with np.errstate(over="ignore"):  # it is infinite then, and refused
+        samples = values.astype(np.float32) / np.float32(scale)
     if (kind, bits) == (_PCM, 8):
         samples -= 1.0  # the only one without a sign
     if not np.isfinite(samples).all():
         raise WavError("it has samples that are no numbers")
     return samples.reshape(-1, num_channels).mean(axis=1, dtype=np.float32), rate
+
+
+def _format_and_samples(data: Any) -> tuple[memoryview, memoryview]:
+    """The first chunk of each; what follows them is not read, for a million empty chunks take 4 s."""
+    form: memoryview | None = None
+    for name, chunk in islice(_chunks(data), _MAX_CHUNKS):
+        if name == b"fmt ":
+            form = chunk
+        elif name == b"data" and form is not None:
+            return form, chunk
+    raise WavError("it is cut off, or has no samples")
 
 
 def _chunks(data: Any) -> Iterator[tuple[bytes, memoryview]]:

@@ -97,3 +97,19 @@ def test_random_damage_gives_samples_or_a_named_error() -> None:
             file[rng.randrange(60)] = rng.randrange(256)
         with contextlib.suppress(WavError):
             decode_wav(bytes(file[: rng.choice((len(file), rng.randrange(len(file))))]), 10)
+
+
+def test_only_the_first_samples_are_read_and_nothing_behind_them() -> None:
+    chunk = b"data" + struct.pack("<I", 2) + b"\0\x40"
+    file = wav(b"\0\x20", rate=500)
+    broken = b"junk" + struct.pack("<I", 99)  # would be cut off
+    samples, rate = decode_wav(file + chunk + broken, 10)
+    assert (samples.tolist(), rate) == ([0.25], 500)
+    before = file[:12] + (b"junk" + bytes(4)) * 64 + file[12:]
+    with pytest.raises(WavError, match="has no samples"):
+        decode_wav(before, 10)
+
+
+def test_numbers_beyond_a_float_are_refused() -> None:
+    with pytest.raises(WavError, match="samples that are no numbers"):
+        decode_wav(wav(struct.pack("<d", 1e300), kind=3, bits=64), 10)
