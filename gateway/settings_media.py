@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from gateway.settings_field import EDGE, About
+from gateway.settings_field import ALL, EDGE, About
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Media:
         int, About("images in one request, and as many sounds", "images", at_least=0, at_most=4096)
     ] = 16
     max_media_bytes: Annotated[int, About("one image or sound, as a file", "bytes", at_least=1024)] = 16 << 20
-    max_image_pixels: Annotated[int, About("width times height of one image", "pixels", at_least=1)] = (
-        32 << 20
-    )
+    max_image_pixels: Annotated[
+        int, About("width times height of one image", "pixels", at_least=1, commands=ALL)
+    ] = 32 << 20
     max_audio_s: Annotated[float, About("length of one sound, where its file tells", "s", above=0)] = 600.0
     media_limit_s: Annotated[float, About("time to fetch one image or sound", "s", above=0)] = 10.0
     media_redirects: Annotated[
