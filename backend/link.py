@@ -86,8 +86,8 @@ class FileInfo(msgspec.Struct, array_like=True):
 class MediaInfo(msgspec.Struct, array_like=True):
     """How the model takes one kind of media; `pipeline.values.MediaSupport`."""
 
-    token_id: int
-    max_count: int
+    token_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    max_count: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Welcome(Frame):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backend import link
 from backend.link import MediaInfo, Welcome
 from backend.media_support import announced, joined, lack, support_of
 from pipeline.values import MediaSupport
@@ -20,6 +21,13 @@ def test_what_is_announced_is_what_the_gateway_learns_and_kinds_it_does_not_know
     media = announced({"image": IMAGES, "audio": SOUNDS}) | {"smell": MediaInfo(9, 1)}
     assert support_of(welcome(media=media)) == {"image": IMAGES, "audio": SOUNDS}
     assert support_of(welcome()) == {}
+
+
+@pytest.mark.parametrize("odd", [MediaInfo(-1, 1), MediaInfo(1 << 31, 1), MediaInfo(7, -1)])
+def test_numbers_that_no_worker_has_are_refused(odd: MediaInfo) -> None:
+    frame = link.encode(welcome(media={"image": odd}))
+    with pytest.raises(link.LinkError, match="bad payload"):
+        link.decode(link.WELCOME, bytes(frame[link.HEADER_BYTES :]))
 
 
 def test_workers_together_take_what_the_best_one_takes() -> None:
