@@ -166,7 +166,7 @@ class Flow:
             raise Draining
         self._engine.check_room(name)  # first: it tells a model that is not there from one that still loads
         model = self._models.get(name)
-        return self._models.within(model, self._engine.max_model_len(name))
+        return self._models.within(model, self._engine.max_model_len(name), self._engine.media(name))
 
     async def _ready(self, asker: Asker, model: Model, request: Request, rules: RulesVersion) -> Ready:
         """Steps 3 to 6. What cannot be done at once is served while others run."""

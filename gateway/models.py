@@ -23,7 +23,7 @@ from pipeline.model_text import ModelText
 from pipeline.ports import OutputParsers
 from pipeline.prompt_templates import beginnings, paired_requests
 from pipeline.tokenizing import TokenStore
-from pipeline.values import ModelInfo
+from pipeline.values import MediaKind, MediaSupport, ModelInfo
 
 LoadParsers = Callable[[ModelInfo, Mapping[str, bytes]], OutputParsers | None]
 
@@ -138,11 +138,11 @@ class Models:
             raise UnknownModel(name, self.names)
         return model
 
-    def within(self, model: Model, max_model_len: int) -> Model:
-        """The model with the context length that its workers have now."""
-        if model.info.max_model_len == max_model_len:
+    def within(self, model: Model, max_model_len: int, media: Mapping[MediaKind, MediaSupport]) -> Model:
+        """The model with the context length and the media that its workers have now."""
+        if model.info.max_model_len == max_model_len and model.info.media == media:
             return model
-        info = replace(model.info, max_model_len=max_model_len)
+        info = replace(model.info, max_model_len=max_model_len, media=media)
         inbound = Inbound(model.text, info, self._options, self._store)
         self._models[info.name] = replace(model, info=info, inbound=inbound)
         return self._models[info.name]

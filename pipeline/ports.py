@@ -12,7 +12,16 @@ from typing import Protocol
 
 from pipeline.errors import HeadraceError
 from pipeline.events import Fragment
-from pipeline.values import ChatRequest, EngineCall, FirstToken, Json, ModelInfo, TokenLogprobs
+from pipeline.values import (
+    ChatRequest,
+    EngineCall,
+    FirstToken,
+    Json,
+    MediaKind,
+    MediaSupport,
+    ModelInfo,
+    TokenLogprobs,
+)
 
 
 class Sink(Protocol):
@@ -61,6 +70,9 @@ class Engine(Protocol):
 
     def max_model_len(self, model: str) -> int:
         """The shortest context, in tokens, of the model's ready workers. Raises `NoWorker`."""
+
+    def media(self, model: str) -> Mapping[MediaKind, MediaSupport]:
+        """What the model's ready workers take beside text."""
 
     def submit(self, call: EngineCall, sink: Sink) -> Handle:
         """Hand a call to the best worker.

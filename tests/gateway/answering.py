@@ -26,6 +26,8 @@ from pipeline.values import (
     EngineCall,
     FirstToken,
     Generation,
+    MediaKind,
+    MediaSupport,
     ModelInfo,
     Prompt,
     TokenLogprobs,
@@ -198,6 +200,7 @@ class Engine:
         self.refuse: list[HeadraceError | None] = []
         self.room: HeadraceError | None = None
         self.context = 65536
+        self.taken: dict[MediaKind, MediaSupport] = {}
 
     def models(self) -> Sequence[ModelInfo]:
         return ()
@@ -208,6 +211,9 @@ class Engine:
 
     def max_model_len(self, model: str) -> int:
         return self.context
+
+    def media(self, model: str) -> dict[MediaKind, MediaSupport]:
+        return self.taken
 
     def submit(self, call: EngineCall, sink: Sink) -> Stream:
         error = self.refuse.pop(0) if self.refuse else None

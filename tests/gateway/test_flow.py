@@ -13,6 +13,7 @@ from gateway.answer import AnswerLimits
 from gateway.flow import BodyLimits
 from pipeline.encoding import MAX_INLINE_CHARACTERS
 from pipeline.errors import HeadraceError, NoWorker, QueueFull, UnknownModel
+from pipeline.values import MediaKind, MediaSupport
 from tests.gateway.answering import ids_of, until
 from tests.gateway.asgi import Request
 from tests.gateway.serving import CHAT, RAW, Service, chat, raw, service
@@ -87,6 +88,21 @@ async def test_engine_is_asked_for_room_before_the_prompt_is_looked_at(error: He
         made.engine.room = error
         client = await Request(CHAT, chat("a\0b")).run(made)
         assert client.json["error"]["code"] == error.code
+
+
+async def test_media_are_what_the_workers_that_are_ready_now_take() -> None:
+    picture = {"type": "image_url", "image_url": "data:image/png;base64,AAAA"}
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [picture]}]}).encode()
+    async with service() as made:
+        said = []
+        rounds: list[dict[MediaKind, MediaSupport]] = [{}, {"image": MediaSupport(5, 0)}, {}]
+        for taken in rounds:
+            made.engine.taken = taken
+            client = await Request(CHAT, body).run(made)
+            said.append((client.json["error"]["code"], client.json["error"]["message"]))
+        assert said[0] == said[2]
+        assert "takes no images" in said[0][1]
+        assert said[1] == ("too_many_media", "'messages' has 1 images; the limit is 0.")
 
 
 async def test_draining_takes_nothing_new() -> None:

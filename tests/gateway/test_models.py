@@ -84,8 +84,8 @@ async def test_broken_files_leave_the_model_unknown(models: Models) -> None:
 async def test_context_follows_the_workers(models: Models) -> None:
     await models.load(INFO, model_files())
     before = models.get("m")
-    assert models.within(before, INFO.max_model_len) is before
-    shorter = models.within(before, 7)
+    assert models.within(before, INFO.max_model_len, {}) is before
+    shorter = models.within(before, 7, {})
     assert (shorter.info.max_model_len, shorter.text) == (7, before.text)
     assert models.get("m") is shorter
     request = ChatRequest(
