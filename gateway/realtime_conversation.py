@@ -4,7 +4,7 @@ them: `gateway/realtime.py`. What an item is: `gateway/realtime_items.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gateway.realtime_items import ROOT, Item, heard
 from pipeline.realtime_errors import ConversationTooLarge, DuplicateItem, ItemNotFound, NothingToHear
@@ -60,6 +60,10 @@ class Conversation:
     def check_room(self) -> None:
         """Raises `ConversationTooLarge` if no item could be added."""
         self._check(len(self._order) + 1, self.num_bytes + 1)
+
+    def check_size(self, items: Sequence[Item]) -> None:
+        """Raises `ConversationTooLarge` if a conversation of these items would be."""
+        self._check(len(items), sum(item.num_bytes for item in items))
 
     def add_answer(self, item: Item, previous_item_id: str | None) -> str | None:
         """Put a response's item, which is still written, after another: the front, if that is None.

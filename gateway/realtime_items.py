@@ -28,6 +28,7 @@ ChatMessage = Mapping[str, Json]
 
 ROOT: Final = "root"  # as a previous_item_id: the front
 MAX_FUNCTION_NAME_CHARS: Final = 256
+PART_BYTES: Final = 320  # that one of several parts takes beside its text, measured
 _KINDS: Final = ("message", "function_call", "function_call_output")
 _ID: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_ITEM_ID_CHARS}}}")
 _MESSAGE: Final = "messages[0]"  # how errors of `to_messages` name an item's one message
@@ -126,6 +127,8 @@ def _with_message(item: Item, max_depth: int, param: str) -> Item:
     """The item with all that is worked out from it. Raises `InvalidRequest`."""
     size = sum(map(num_bytes, (item.name, item.call_id, item.arguments, item.output)))
     size += sum(part.num_bytes for part in item.content)
+    if len(item.content) > 1:  # else the message has its plain text
+        size += PART_BYTES * len(item.content)
     values = num_values((item.arguments,), MAX_ARGUMENT_VALUES) if item.arguments else 0
     message = _message(item, max_depth, param) if _is_said(item) else None
     return replace(item, message=message, num_bytes=size, num_values=values)

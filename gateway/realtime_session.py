@@ -102,7 +102,7 @@ class Session:
     ) -> ResponsePlan:
         """The response that a `response.create` asks for; what it does not name is the session's.
 
-        Raises `InvalidRequest`, or `ItemNotFound` for an item in its input.
+        Raises `InvalidRequest`, `ItemNotFound` for an item in its input, or `ConversationTooLarge`.
         """
         fields = fields or {}
         given = read_fields({name: value for name, value in fields.items() if value is not None}, "response")
@@ -137,10 +137,12 @@ class Session:
                 f"got {show(given)}.",
                 "response.input",
             )
-        return [
+        items = [
             self._item(data, f"response.input[{index}]", conversation, new_id)
             for index, data in enumerate(given)
         ]
+        conversation.check_size(items)  # a few bytes may refer to megabytes
+        return items
 
     def _item(self, data: Any, param: str, conversation: Conversation, new_id: NewId) -> Item:
         if not isinstance(data, dict):

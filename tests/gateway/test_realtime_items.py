@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.chat_messages import MAX_ARGUMENT_VALUES, Message, to_messages
-from gateway.realtime_items import Item, answer_item, heard, messages, read_item
+from gateway.realtime_items import PART_BYTES, Item, answer_item, heard, messages, read_item
 from gateway.sampling_fields import DEFAULT_LIMITS
 from pipeline.errors import InvalidRequest
 from tests.gateway.realtime_values import call, item, mutated, numbered, outcome, refusal, said
@@ -253,6 +253,15 @@ def test_what_was_heard_is_the_message_of_that_text() -> None:
     assert messages([rest]) == stateless({"role": "assistant", "content": "aé🙂"})
     assert (rest.status, rest.text, rest.num_bytes) == ("incomplete", "aé🙂", 7)
     assert messages([heard(whole, 0, 0)]) == ()
+
+
+def test_empty_parts_take_memory() -> None:
+    one = {"type": "input_text", "text": ""}
+    sizes = [
+        item({"type": "message", "role": "user", "content": [one] * number}).num_bytes
+        for number in (1, 2, 1024)
+    ]
+    assert sizes == [0, 2 * PART_BYTES, 1024 * PART_BYTES]
 
 
 def test_all_calls_of_a_prompt_have_one_limit_of_values() -> None:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from gateway.realtime_conversation import Conversation
 from gateway.realtime_session import ResponsePlan, Session
 from gateway.sampling_fields import DEFAULT_LIMITS
-from pipeline.realtime_errors import ItemNotFound
+from pipeline.realtime_errors import ConversationTooLarge, ItemNotFound
 from pipeline.values import TemplateUse, ToolChoice
 from tests.gateway.realtime_values import (
     FIRST,
@@ -129,6 +129,18 @@ def test_an_input_is_there_in_the_place_of_the_conversation() -> None:
     assert [each.id for each in conversation] == ["id-a", "id-b"]
     cleared = FIRST.plan({"input": [], "instructions": "Greet."}, conversation, numbered()).request
     assert cleared.messages == ({"role": "system", "content": "Greet."},)
+
+
+def test_an_input_that_refers_to_much_is_refused() -> None:
+    """A thousand references to one text of megabytes would be a prompt of gigabytes."""
+    conversation = Conversation(max_bytes=1000)
+    conversation.add(item(said("user", "x" * 400, "big")))
+    fields = {"input": [{"type": "item_reference", "id": "big"}] * 2}
+    assert len(FIRST.plan(fields, conversation, numbered()).request.messages) == 2
+    fields["input"] *= 2
+    error = client_error(lambda: FIRST.plan(fields, conversation, numbered()))
+    assert isinstance(error, ConversationTooLarge)
+    assert "1600 bytes; the limit is 1000" in str(error)
 
 
 @pytest.mark.parametrize(
