@@ -109,7 +109,8 @@ async def turns(report: Report, port: int, num_conversations: int) -> None:
     names = {"turn_1": 0, f"turn_{NUM_TURNS}": NUM_TURNS - 1, f"stateless_{NUM_TURNS}": NUM_TURNS}
     for name, at in names.items():
         chosen = [each[at] for each in found]
-        report.add(f"{name}_prompt_tokens", [turn.prompt_tokens for turn in chosen])
+        if at < NUM_TURNS:
+            report.add(f"{name}_prompt_tokens", [turn.prompt_tokens for turn in chosen])
         report.add(f"{name}_new_tokens", [turn.new_tokens for turn in chosen])
         report.add(f"{name}_stages_ms", [turn.stages_ms for turn in chosen], "ms")
         report.add(f"{name}_ttft_ms", [turn.seen_ms for turn in chosen], "ms")
