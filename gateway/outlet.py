@@ -116,8 +116,11 @@ class MessageOutlet:
         self.num_buffered += self._num_bytes(message)
         if self.num_buffered > self.peak:
             self.peak = self.num_buffered
-        if self.num_buffered > self._max_bytes:
+        if self._is_too_much():
             self._gone(f"reads too slowly: {self.num_buffered} bytes wait, the limit is {self._max_bytes}")
+
+    def _is_too_much(self) -> bool:
+        return self.num_buffered > self._max_bytes
 
     async def _finish(self, sending: Coroutine[Any, Any, None], waiter: Any) -> None:
         try:

@@ -190,7 +190,10 @@ class RealtimeSocket:
         return connection, admitted.subprotocol
 
     async def _listen(self, connection: _Connection, receive: Receive) -> None:
-        """Until the connection is over. After each message others have their turn: many may come at once."""
+        """Until the connection is over. After each message others have their turn: many may come at once.
+
+        A client that is behind with its reading is not read from, so that what it asks for cannot pile up.
+        """
         while (message := await receive())["type"] != "websocket.disconnect":
             connection.heard_s = monotonic()
             if connection.outlet.closed:
@@ -201,7 +204,7 @@ class RealtimeSocket:
                 connection.talk.refused(error)
             else:
                 connection.talk.received(text)
-            await asyncio.sleep(0)
+            await (connection.outlet.flushed() if connection.outlet.is_behind else asyncio.sleep(0))
         connection.over(_why(message))
 
     def check(self, now_s: float) -> None:

@@ -11,12 +11,20 @@ from typing import Final
 from gateway.outlet import Message, MessageOutlet
 
 MAX_REASON_BYTES: Final = 123  # a control frame has 125, and the code takes two (RFC 6455, 5.5)
+# No message counts for more than this share of what may wait: whoever is sent a large item, or the end of a
+# long answer, which tells its text five times, reads no slower for that.
+_LARGEST_SHARE: Final = 8
 
 
 class WebSocketOutlet(MessageOutlet):
     """The sending side of an accepted WebSocket."""
 
     __slots__ = ()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits that the client should be asked for nothing more."""
+        return 2 * self.num_buffered > self._max_bytes
 
     def push(self, text: str) -> None:
         """Send one text message."""
@@ -27,6 +35,13 @@ class WebSocketOutlet(MessageOutlet):
         short = reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
         self._push({"type": "websocket.close", "code": code, "reason": short})
         self.closed = True
+
+    def _is_too_much(self) -> bool:
+        if self.num_buffered <= self._max_bytes:
+            return False
+        most = self._max_bytes // _LARGEST_SHARE
+        counted = sum(min(most, len(message.get("text", ""))) for message in self._buffer)
+        return counted > self._max_bytes
 
     def _num_bytes(self, message: Message) -> int:
         return len(message["text"].encode()) if "text" in message else 0

@@ -267,7 +267,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def keepalive_timeout(self) -> None:
         self.pong_timer = None
-        if self._is_open:
+        if self._is_open and self.read_paused:  # the answer may be there
+            self.pong_timer = self.loop.call_later(self.ping_timeout or 0.0, self.keepalive_timeout)
+        elif self._is_open:
             self._fail(INTERNAL_ERROR, "no answer to a ping")
 
     def shutdown(self) -> None:
@@ -288,10 +290,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._is_open, self._is_deaf = False, True
         if self._turn is not None:
             self._turn.cancel()
-        # The parser holds itself, and half a message: they would wait for the garbage collector.
         self._input, self.frames = b"", []
-        self.conn.reader.discard()
-        self.conn.parser.close()
+        self.conn.parser.close()  # it holds itself: half a message would wait for the garbage collector
         super().connection_lost(exc)
 
     def _fail(self, code: int, reason: str) -> None:

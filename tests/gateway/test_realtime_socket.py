@@ -361,6 +361,24 @@ async def test_a_client_that_does_not_read_is_cut_in_bounded_memory(limit: str) 
             assert num_bytes < 1_000_000  # half of it: what waited here is forgotten, not sent on
 
 
+async def test_a_client_that_asks_for_more_than_it_has_read_is_not_heard_until_it_has() -> None:
+    """One that restores a long history at once, on a slow line, must not be cut for what it is sent back."""
+    service = EchoService()
+    service.socket._reader = ReaderLimits(100_000, 30.0)
+    asked = [b"%03d" % number + b"x" * (60_000 if number % 20 else 300_000) for number in range(100)]
+    async with served(service) as port, websocket(port) as client:
+        sending = asyncio.create_task(client.send(*(frame(TEXT, text) for text in asked)))
+        await until(lambda: service.socket.num_buffered > 50_000)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        (talk,) = service.talks
+        assert len(talk.heard) < len(asked)
+        assert [(await client.text()).encode() for _ in asked] == asked
+        await sending
+        assert not talk.losses
+        assert talk.socket.outlet.peak < 500_000
+
+
 async def test_a_client_that_reads_late_gets_everything_in_order() -> None:
     service = EchoService()
     service.socket._reader = ReaderLimits(10_000_000, 30.0)

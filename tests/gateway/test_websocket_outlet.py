@@ -64,17 +64,31 @@ async def test_a_slow_client_gets_each_message_by_itself_and_then_the_close() ->
 
 
 async def test_past_the_bound_the_client_is_given_up_once() -> None:
-    pair = Pair(max_bytes=10)
+    pair = Pair(max_bytes=80)
     pair.client.stops_reading()
     pair.outlet.push("first")
     await turns()
-    for _ in range(5):
-        pair.outlet.push("12345")
+    for _ in range(12):
+        pair.outlet.push("1234567890")
     await turns()
-    assert pair.gone == ["reads too slowly: 15 bytes wait, the limit is 10"]
+    assert pair.gone == ["reads too slowly: 90 bytes wait, the limit is 80"]
     assert pair.outlet.closed
     assert pair.outlet.num_buffered == 0
     assert pair.client.cancelled == 1
+
+
+async def test_large_messages_count_less_than_they_are_but_not_for_nothing() -> None:
+    """A client that is sent its own large item has not read slowly."""
+    pair = Pair(max_bytes=80)
+    pair.client.stops_reading()
+    pair.outlet.push("first")
+    assert not pair.outlet.is_behind
+    for _ in range(8):
+        pair.outlet.push("x" * 1000)
+    assert (pair.gone, pair.outlet.is_behind) == ([], True)
+    pair.outlet.push("x")
+    assert pair.gone == ["reads too slowly: 8001 bytes wait, the limit is 80"]
+    assert not pair.outlet.is_behind
 
 
 async def test_a_send_that_fails_is_a_client_that_has_gone() -> None:

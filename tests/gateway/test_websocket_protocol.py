@@ -353,6 +353,19 @@ async def test_the_app_may_cut_the_connection(played: Played) -> None:
     assert played.transport.ends == ["abort"]
 
 
+async def test_an_answer_to_a_ping_that_nobody_has_read_yet_is_waited_for(played: Played) -> None:
+    played.feed(frame(TEXT, b"a"), frame(TEXT, b"b"))
+    assert played.transport.is_paused
+    played.protocol.keepalive_timeout()
+    assert played.sent == []
+    await played.receive()
+    await turns()
+    await played.receive()
+    assert not played.transport.is_paused
+    played.protocol.keepalive_timeout()
+    assert played.sent[0].code == 1011
+
+
 # On a real server
 
 
