@@ -248,11 +248,11 @@ class Inbound:
 
     def _refuse_hopeless(self, rendered: Rendered, room: Room) -> Steps[None]:
         """Raises `ContextTooLong` if the beginning alone is too long: a text of megabytes is not encoded."""
-        max_characters = _MAX_CHARACTERS_PER_TOKEN * room.num_tokens
+        max_characters = _MAX_CHARACTERS_PER_TOKEN * max(1, room.num_tokens)  # an answer may leave no room
         if rendered.num_characters <= 2 * max_characters:
             return
         ids = yield from self._tokenizing.raw([rendered.text[:max_characters]], add_special_tokens=False)
-        least = len(ids[0]) // BYTES_PER_ID - _MAX_CUT_TOKENS
+        least = max(1, len(ids[0]) // BYTES_PER_ID - _MAX_CUT_TOKENS)
         if least > room.num_tokens:
             raise ContextTooLong(least, room.max_tokens, room.max_model_len, is_least=True)
 

@@ -260,6 +260,14 @@ def test_prompt_longer_than_the_context_is_refused(text: ModelText) -> None:
         assert caught.value.param == param
 
 
+def test_prompts_are_never_said_to_have_less_than_a_token_where_the_answer_leaves_them_no_room(
+    text: ModelText,
+) -> None:
+    for content in ("short", "敏 " * 20_000):
+        with pytest.raises(ContextTooLong, match=r"prompt has (at least )?[1-9]\d* tokens and 99999"):
+            finish(inbound_of(text), chat(content, generation(max_tokens=99_999)))
+
+
 @pytest.mark.parametrize("action", ["block", "mask", "redact", "flag"])
 def test_rules_see_the_text_of_prompts_that_are_ids(action: str) -> None:
     """Ids cannot be rewritten, so whatever would have to be is blocked."""
