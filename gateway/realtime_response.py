@@ -122,10 +122,11 @@ class Response:
     # -- gateway.client.Asker and Client -------------------------------------------------------------------
 
     async def unless_gone(self, work: Awaitable[Any]) -> Any:
-        """The result of some work. Raises what `refuse` was given."""
+        """The result of some work, which is not begun after `refuse`. Raises what that was given."""
         self._work = task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait((task,))
+            if self._refusal is None:  # it may have come in a pause, while there was no work
+                await asyncio.wait((task,))
             self._check()
             return task.result()
         finally:

@@ -71,8 +71,11 @@ class FakeFlow:
         self.answer: FakeAnswer | None = None
         self.aborts = 0
         self.is_working = self.has_worked = False
+        self.num_pauses = 0  # of a loop's turn each, before the work
 
     async def prepare_request(self, asker: Response, request: ChatRequest) -> tuple[str, str]:
+        for _ in range(self.num_pauses):
+            await asyncio.sleep(0)
         await asker.unless_gone(self._work())
         if self.refusal is not None:
             raise self.refusal
@@ -170,6 +173,21 @@ async def test_a_cancel_before_its_first_step() -> None:
     assert writer.ends == ["cancelled"]
     await task
     assert writer.ends == ["cancelled"]
+    assert not flow.has_worked
+
+
+@pytest.mark.parametrize("ending", ["cancel", "lost", "refuse"])
+async def test_an_end_while_its_prompt_pauses_begins_no_more_work(ending: str) -> None:
+    flow = FakeFlow()
+    flow.num_pauses = 2
+    record = RequestRecord("resp_1", "/v1/realtime", 0.0)
+    response = Response(record, cast(WebSocketOutlet, FakeOutlet()), lambda: None)
+    response.writer = cast(RealtimeWriter, FakeWriter(response))
+    task = asyncio.create_task(response.run(cast(Flow, flow), cast(ChatRequest, None)))
+    await asyncio.sleep(0)
+    getattr(response, ending)("closed" if ending == "lost" else ResponseCancelled())
+    await asyncio.wait_for(task, 5)
+    assert response.is_over
     assert not flow.has_worked
 
 
