@@ -123,6 +123,10 @@ class Flow:
         exchange.record.done("parse")
         return await self.prepare_request(exchange, request)
 
+    def check(self, request: ChatRequest) -> None:
+        """What can be said of a request's texts before it is made. Raises `InvalidRequest`."""
+        self._models.get(request.model).inbound.check(request)
+
     async def prepare_request(self, asker: Asker, request: Request) -> tuple[Prompt, Ready]:
         """Steps 2 to 6, of a request that came in whatever form."""
         record = asker.record

@@ -132,7 +132,7 @@ ROUTES: Final = (
         "GET",
         "/v1/realtime",
         "Talk over WebSocket",
-        "OpenAI's Realtime events, as JSON text: sessions, items, responses, cancels. A browser, which cannot "
+        "OpenAI's Realtime events, as JSON text: sessions, items, responses, cancels. A browser, which can't "
         "set headers, offers its key as a subprotocol: `realtime, openai-insecure-api-key.KEY`.",
         answer="",
         status=101,

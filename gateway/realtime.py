@@ -20,7 +20,7 @@ from backend.fault_log import log_fault
 from gateway.flow import Flow
 from gateway.realtime_conversation import Conversation
 from gateway.realtime_events import Events, ResponseHead, new_response_id
-from gateway.realtime_items import answer_item, read_item
+from gateway.realtime_items import Item, answer_item, of_item, read_item
 from gateway.realtime_ports import OpenedSocket
 from gateway.realtime_response import Response
 from gateway.realtime_schema import (
@@ -39,9 +39,9 @@ from gateway.realtime_session import ResponsePlan, Session
 from gateway.realtime_writer import RealtimeWriter
 from gateway.record import RequestRecord
 from gateway.sampling_fields import RequestLimits
-from pipeline.errors import HeadraceError
+from pipeline.errors import HeadraceError, InvalidRequest
 from pipeline.realtime_errors import ActiveResponse, NoActiveResponse, ResponseCancelled, TooManyResponses
-from pipeline.values import Json
+from pipeline.values import ChatRequest, Json
 
 ROUTE: Final = "/v1/realtime"
 
@@ -112,6 +112,7 @@ class RealtimeTalk:
 
     def _create_item(self, event: ItemCreate) -> None:
         item = read_item(event.item, self._parts.limits, _new_id)
+        self._check(item)
         previous_id = self._conversation.add(item, event.previous_item_id)
         self._events.item_added(item.wire(), previous_id)
         self._events.item_done(item.wire(), previous_id)
@@ -145,6 +146,16 @@ class RealtimeTalk:
         if response is None:
             raise NoActiveResponse(event.response_id)
         response.cancel(ResponseCancelled())
+
+    def _check(self, item: Item) -> None:
+        """Raises `InvalidRequest` for an item that would make every response fail."""
+        if item.message is None:
+            return
+        base = self._session.base
+        try:
+            self._parts.flow.check(ChatRequest(base.model, (item.message,), base.generation, base.delivery))
+        except InvalidRequest as error:
+            raise of_item(error, "item") from None
 
     # -- responses -----------------------------------------------------------------------------------------
 

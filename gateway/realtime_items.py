@@ -154,7 +154,7 @@ def _message(item: Item, max_depth: int, param: str) -> ChatMessage:
     try:
         made = to_messages([message], max_depth)[0]
     except InvalidRequest as error:
-        raise _of_item(error, param) from None
+        raise of_item(error, param) from None
     content = made["content"]
     if isinstance(content, list):
         parts = [
@@ -164,12 +164,12 @@ def _message(item: Item, max_depth: int, param: str) -> ChatMessage:
     return made
 
 
-def _of_item(error: InvalidRequest, param: str) -> InvalidRequest:
-    """An error of the item's one chat message, in the item's words."""
+def of_item(error: InvalidRequest, param: str) -> InvalidRequest:
+    """An error of a request whose one message is that of an item, in the item's words."""
     place = (error.param or "").removeprefix(_MESSAGE)
     if place.startswith(".tool_calls") or place == "messages":
         place = ".arguments"
-    message = str(error).replace(f"'{error.param}'", f"'{param}{place}'", 1)
+    message = str(error).replace(error.param or "messages", f"{param}{place}", 1)
     return InvalidRequest(message, f"{param}{place}", error.code)
 
 

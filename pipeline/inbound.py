@@ -10,7 +10,7 @@ One `Inbound` per model, shared by all requests: what a request needs later is i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -28,7 +28,7 @@ from pipeline.input_scan import scan_ids, scan_request
 from pipeline.leaves import prompt_path
 from pipeline.media import check_taken, loaded, media_of, refuse_places
 from pipeline.model_text import ModelText
-from pipeline.needs import Compute, Pause, Result, Steps
+from pipeline.needs import Compute, Pause, Steps, pausing
 from pipeline.prompt_templates import PromptTemplate, expanded
 from pipeline.rendering import ChatTemplate, Rendered
 from pipeline.seen_texts import SeenTexts
@@ -109,8 +109,7 @@ class Inbound:
         self._options = options
         self._validator = Validator(options.limits, options.control_characters)
         self._tokenizing = Tokenizing(text, store)
-        template = text.chat_template
-        takes_parts = template is not None and template.content_format.takes_parts
+        takes_parts = text.chat_template is not None and text.chat_template.content_format.takes_parts
         self._part_separator = "" if takes_parts else PART_SEPARATOR
 
     def prepare(
@@ -129,7 +128,7 @@ class Inbound:
             check_taken(media_of(request.messages), self.info, self._options.max_media)
         self._check_token_ids(request)
         checked = self._validator.check(request)
-        request, text = checked.request, checked.text
+        request = checked.request
         done("validate")
         hits: tuple[Hit, ...] = ()
         if rules is not None:
@@ -137,8 +136,13 @@ class Inbound:
             done("scan")
         if isinstance(request, CompletionRequest):
             return (yield from self._completion(request, hits, done))
-        is_same = request is checked.request
-        return (yield from self._chat(request, text if is_same else None, now_s, hits, done))
+        text = checked.text if request is checked.request else None
+        return (yield from self._chat(request, text, now_s, hits, done))
+
+    def check(self, request: ChatRequest) -> None:
+        """Raises `ClientError` for texts and media that no prompt may hold, without making one."""
+        check_taken(media_of(request.messages), self.info, self._options.max_media)
+        self._validator.check(self._read(request))
 
     def tokens_of(self, request: ChatRequest, now_s: float) -> Steps[Tokens]:
         """Render and tokenize a chat, no more: for what is known before any request."""
@@ -155,9 +159,7 @@ class Inbound:
         messages = (_OTHER_TURN, {"role": "assistant", "content": answer}, _OTHER_TURN)
         turn = replace(request, messages=messages, template=None, tools=None, documents=None)
         if rules is not None:
-            turn, _ = yield from _pausing(
-                scan_request(turn, rules.patterns, self._part_separator, rules.seen)
-            )
+            turn, _ = yield from pausing(scan_request(turn, rules.patterns, self._part_separator, rules.seen))
         yield from self._tokenizing.learn(self._template(turn).render(turn, now_s))
 
     def keep_common(self, first: ChatRequest, second: ChatRequest, now_s: float) -> Steps[int]:
@@ -185,9 +187,9 @@ class Inbound:
                     path = prompt_path(request, index)
                     self._check_range(prompt, path)
                     text = yield from self._decoded(prompt)
-                    hits += yield from _pausing(scan_ids(text, rules.patterns, path, rules.seen))
+                    hits += yield from pausing(scan_ids(text, rules.patterns, path, rules.seen))
         scan = scan_request(request, rules.patterns, self._part_separator, rules.seen)
-        request, more_hits = yield from _pausing(scan)
+        request, more_hits = yield from pausing(scan)
         return request, hits + more_hits
 
     def _decoded(self, ids: Sequence[int]) -> Steps[str]:
@@ -304,14 +306,3 @@ def _is_long(request: ChatRequest) -> bool:
     """Whether rendering may hold the event loop for more than a few milliseconds."""
     num_calls = sum(len(message["tool_calls"]) for message in request.messages if "tool_calls" in message)
     return len(request.messages) + num_calls + len(request.tools or ()) > _MAX_QUICK_PARTS
-
-
-def _pausing(scan: Generator[None, None, Result]) -> Steps[Result]:
-    """A scan whose pauses are needs."""
-    while True:
-        try:
-            next(scan)
-        except StopIteration as finished:
-            result: Result = finished.value
-            return result
-        yield Pause()

@@ -73,6 +73,17 @@ Result = TypeVar("Result")
 Steps = Generator[Need, Any, Result]
 
 
+def pausing(work: Generator[None, None, Result]) -> Steps[Result]:
+    """Work in slices whose pauses are needs."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as finished:
+            result: Result = finished.value
+            return result
+        yield Pause()
+
+
 def served(steps: Steps[Result]) -> Result:
     """Run to the end with every need served at once, for start-up and tests.
 

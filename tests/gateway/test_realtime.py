@@ -18,7 +18,7 @@ from gateway.realtime_ports import OpenedSocket
 from gateway.record import RequestRecord
 from gateway.sampling_fields import DEFAULT_LIMITS
 from gateway.websocket_outlet import WebSocketOutlet
-from pipeline.errors import HeadraceError
+from pipeline.errors import HeadraceError, InvalidRequest
 from pipeline.events import Finish
 from pipeline.values import ChatRequest
 
@@ -63,6 +63,11 @@ class FakeFlow:
     def __init__(self) -> None:
         self.in_progress: set[Any] = set()
         self.answers: list[FakeAnswer] = []
+
+    def check(self, request: ChatRequest) -> None:
+        (message,) = request.messages
+        if "\0" in message["content"]:
+            raise InvalidRequest("messages[0].content holds the character U+0000.", "messages[0].content")
 
     async def prepare_request(self, asker: Any, request: ChatRequest) -> tuple[ChatRequest, None]:
         return request, None
@@ -293,6 +298,16 @@ async def test_a_barge_in_by_delete_and_create() -> None:
     added, _ = talking.send("conversation.item.create", item=heard, previous_item_id=user_id)
     assert added["previous_item_id"] == user_id
     assert (await talking.answer()).contents == ["Hello.", "Goo"]
+
+
+async def test_an_item_that_no_prompt_may_hold_is_refused_when_it_comes() -> None:
+    """Or every response would fail until somebody finds out which item it is."""
+    talking = Talking()
+    talking.add("Hello.")
+    (event,) = talking.add("Nothing\0 good.")
+    assert event["error"]["param"] == "item.content"
+    assert event["error"]["message"] == "item.content holds the character U+0000."
+    assert (await talking.answer()).contents == ["Hello."]
 
 
 async def test_a_lost_connection_stops_every_response() -> None:
