@@ -11,19 +11,19 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from gateway.chat_schema import ChatBody, parse_chat
 from gateway.json_body import show
 from gateway.media_parts import PCM_RATE
 from gateway.sampling_fields import RequestLimits
 from pipeline.errors import InvalidRequest
+from pipeline.speech import Speech
 from pipeline.values import ChatRequest, Json
 
 Settings = Mapping[str, Json]  # by the newer names, as the client gave them; null is left out
 
 TEXT_ONLY: Final = ["text"]
-SPEECHES: Final = ("token", "clause", "sentence")
 MAX_INCLUDES: Final = 16
 # Older names of the Realtime API, and the names that chats have for the same.
 _ALIASES: Final = {
@@ -52,7 +52,6 @@ _SETTINGS: Final = (_OWN | set(ChatBody.__struct_fields__)) - {"model", "audio",
 _TRUNCATIONS: Final = {"auto": "drop_oldest", "disabled": "error"}
 _SOME_MESSAGE: Final = [{"role": "user", "content": ""}]  # a chat body must have one
 _TOP: Final = re.compile(r"[^.\[]+")
-_FLAT_TOOL: Final = re.compile(r"tools\[(\d+)\]\.function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +207,7 @@ def _check_truncation(value: Json, param: str) -> None:
 
 
 def _check_speech(value: Json, param: str) -> None:
-    _one_of(value, SPEECHES, param)
+    _one_of(value, get_args(Speech), param)
 
 
 def _check_type(value: Json, param: str) -> None:

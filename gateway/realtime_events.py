@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 from uuid import uuid4
 
 import msgspec
 
 from gateway.error_body import stream_error
+from pipeline.values import Json
 
-Json = Any
 WriteText = Callable[[str], None]
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -100,17 +100,15 @@ class Events:
     def item_deleted(self, item_id: str) -> None:
         self._send("conversation.item.deleted", item_id=item_id)
 
-    def item_truncated(
-        self, item_id: str, content_index: int, text_end: int | None = None, audio_end_ms: int = 0
-    ) -> None:
-        """`text_end`: the characters that are left of an item's text; OpenAI's event has no such field."""
-        extra = {} if text_end is None else {"text_end": text_end}
+    def item_truncated(self, item_id: str, content_index: int, text_end: int | None) -> None:
+        """`text_end`: the characters that are left of an item's text; OpenAI's event has no such field, but
+        needs its own, of audio."""
         self._send(
             "conversation.item.truncated",
             item_id=item_id,
             content_index=content_index,
-            audio_end_ms=audio_end_ms,
-            **extra,
+            audio_end_ms=0,
+            text_end=text_end,
         )
 
     def error(self, error: BaseException, client_event_id: str | None = None) -> None:

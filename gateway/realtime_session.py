@@ -16,9 +16,8 @@ from gateway.realtime_dialect import Given, Settings, chat_request, read_fields
 from gateway.realtime_items import Item, NewId, messages, read_item
 from gateway.sampling_fields import RequestLimits
 from pipeline.errors import InvalidRequest
+from pipeline.speech import Speech
 from pipeline.values import ChatRequest, Delivery, Json
-
-Speech = Literal["token", "clause", "sentence"]
 
 MAX_METADATA: Final = 16
 MAX_METADATA_KEY_CHARS: Final = 64

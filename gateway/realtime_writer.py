@@ -26,16 +26,15 @@ from time import monotonic
 from typing import Any, Final, Literal, Protocol
 
 from gateway.error_body import stream_error
-from gateway.realtime_events import Events, ItemEvents, Json, ResponseHead, WriteText, new_item_id
+from gateway.realtime_events import Events, ItemEvents, ResponseHead, WriteText, new_item_id
+from gateway.realtime_items import ItemStatus
 from gateway.record import RequestRecord
 from gateway.whole_message import new_call_id
 from pipeline.events import CONTENT, Finish, TextDelta, ToolCallDelta
 from pipeline.realtime_errors import ResponseCancelled
-from pipeline.speech import SpeechChunker
-from pipeline.values import FinishReason, Usage
+from pipeline.speech import Speech, SpeechChunker
+from pipeline.values import FinishReason, Json, Usage
 
-Speech = Literal["token", "clause", "sentence"]
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["completed", "cancelled", "failed", "incomplete"]
 
 # What a finish reason says of the response: its status, and why it is incomplete.
@@ -161,7 +160,7 @@ class RealtimeWriter:
         status: ResponseStatus
         details: Json
         if isinstance(error, ResponseCancelled):
-            status, details = "cancelled", {"type": "cancelled", "reason": error.reason}
+            status, details = "cancelled", {"type": "cancelled", "reason": "client_cancelled"}
         else:
             self._flush()
             told = stream_error(error, self._record.request_id)["error"]
@@ -175,11 +174,6 @@ class RealtimeWriter:
 
     def whole_text(self) -> str:
         return "" if self._has_calls else "".join(self._texts)
-
-    @property
-    def open_item(self) -> dict[str, Json] | None:
-        """The item that is being said, with as much of it as was sent."""
-        return None if self._open is None else self._open.wire("in_progress")
 
     # -- messages and calls --------------------------------------------------------------------------------
 

@@ -1,13 +1,13 @@
 """Errors of Realtime conversations: the branches that they add to the tree of `pipeline/errors.py`.
 
     ClientError
-    ├── ResponseCancelled           499, by its client or because somebody speaks
+    ├── ResponseCancelled           499, by its client
     ├── ActiveResponse              409, one response at a time
     ├── NoActiveResponse            400, nothing to cancel
     ├── ItemNotFound                404, this conversation has no such item
     ├── DuplicateItem               409, an item id that is taken
     ├── NothingToHear               400, a truncation that this item does not have
-    ├── ConversationTooLarge        413, items or characters of one conversation
+    ├── ConversationTooLarge        413, items or bytes of one conversation
     ├── IdleConversation            408, nobody says anything
     └── LivedTooLong                408, the longest life of a connection
     Overloaded
@@ -21,22 +21,17 @@ A response that fails tells it in its `response.done`. Item ids are the client's
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pipeline.errors import ClientError, Overloaded
-
-CancelReason = Literal["client_cancelled", "turn_detected"]
 
 
 class ResponseCancelled(ClientError):
-    """The client has cancelled the response, or spoken into it."""
+    """The client has cancelled the response."""
 
     status_hint = 499
     code = "cancelled"
 
-    def __init__(self, reason: CancelReason = "client_cancelled") -> None:
+    def __init__(self) -> None:
         super().__init__("The response was cancelled by its client.")
-        self.reason = reason
 
 
 class ActiveResponse(ClientError):

@@ -28,6 +28,7 @@ from typing import Final, Literal
 from unicodedata import category, combining
 
 Unit = Literal["clause", "sentence"]
+Speech = Literal["token", Unit]  # what an answer is sent by: as it comes, or in pieces
 
 MIN_CLAUSE: Final = 8
 MAX_PIECE: Final = 240

@@ -53,11 +53,6 @@ ALL: list[tuple[str, Callable[[Events], Any], dict[str, Any]]] = [
         {"item_id": "item_1", "content_index": 0, "audio_end_ms": 0, "text_end": 5},
     ),
     (
-        "conversation.item.truncated",
-        lambda say: say.item_truncated("item_1", 0, audio_end_ms=70),
-        {"item_id": "item_1", "content_index": 0, "audio_end_ms": 70},
-    ),
-    (
         "response.created",
         lambda say: say.response_created(HEAD),
         {
