@@ -30,7 +30,7 @@ from gateway.next_turns import NextTurns
 from gateway.outlet import ReaderLimits, Send
 from gateway.realtime_admission import Admission
 from gateway.realtime_edge import realtime_socket
-from gateway.realtime_socket import PATH as REALTIME_PATH
+from gateway.realtime_ports import PATH as REALTIME_PATH
 from gateway.request_log import RequestLog
 from gateway.server import settle_memory
 from gateway.settings import Settings

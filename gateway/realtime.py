@@ -21,7 +21,7 @@ from gateway.flow import Flow
 from gateway.realtime_conversation import Conversation
 from gateway.realtime_events import Events, ResponseHead, new_response_id
 from gateway.realtime_items import Item, answer_item, of_item, read_item
-from gateway.realtime_ports import OpenedSocket
+from gateway.realtime_ports import PATH, OpenedSocket
 from gateway.realtime_response import Response
 from gateway.realtime_schema import (
     ClientEvent,
@@ -42,8 +42,6 @@ from gateway.sampling_fields import RequestLimits
 from pipeline.errors import HeadraceError, InvalidRequest
 from pipeline.realtime_errors import ActiveResponse, NoActiveResponse, ResponseCancelled, TooManyResponses
 from pipeline.values import ChatRequest, Json
-
-ROUTE: Final = "/v1/realtime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,7 @@ class RealtimeTalk:
 
     def _begin(self, plan: ResponsePlan) -> None:
         response_id = new_response_id()
-        record = RequestRecord(response_id, ROUTE, monotonic())
+        record = RequestRecord(response_id, PATH, monotonic())
         record.key_id, record.client = self._socket.key_id, self._socket.client
         head = ResponseHead(
             response_id,

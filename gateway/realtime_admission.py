@@ -18,7 +18,6 @@ from pipeline.errors import ClientError, InvalidRequest
 
 SUBPROTOCOL: Final = "realtime"
 KEY_PREFIX: Final = "openai-insecure-api-key."
-_SECRET_HEADERS: Final = (b"authorization", b"cookie", b"sec-websocket-protocol")
 _SCHEMES: Final = (b"http://", b"https://")
 _MAX_FIELDS: Final = 32
 
@@ -35,9 +34,8 @@ class OriginRefused(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What is known of a client that may come in. `headers` is without those that hold keys."""
+    """What is known of a client that may come in. Nothing here holds its key."""
 
-    headers: Mapping[bytes, bytes]
     query: Mapping[str, str]
     key_id: str | None
     subprotocol: str | None  # to be answered
@@ -57,7 +55,6 @@ class Admission:
         self._check_origin(headers)
         key_id = self._keys.check(_with_key(headers, offered))
         return Admitted(
-            headers={name: value for name, value in headers.items() if name not in _SECRET_HEADERS},
             query=_query(scope.get("query_string", b"")),
             key_id=key_id,
             subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None,

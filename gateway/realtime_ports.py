@@ -5,28 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.outlet import nothing
 from gateway.websocket_outlet import WebSocketOutlet
 from pipeline.errors import HeadraceError
+
+PATH: Final = "/v1/realtime"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedSocket:
     """A client that may have a conversation. It is accepted only after the talk with it was made.
 
-    `headers` are the request's, without those that hold keys. `close(code, reason)` ends the connection after
-    what was sent; `abort()` at once, as does a client that does not read. `rested()` is to be called
+    `abort()` ends the connection at once; `outlet.close()`, after what was sent. `rested()` is to be called
     when the last active response is over: a server that shuts down waits for nothing else.
     """
 
     outlet: WebSocketOutlet
-    headers: Mapping[bytes, bytes]
     query: Mapping[str, str]
     key_id: str | None
     client: str | None  # its address, if it is logged
-    close: Callable[[int, str], None]
     abort: Callable[[], None]
     rested: Callable[[], None] = nothing
 

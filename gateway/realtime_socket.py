@@ -15,24 +15,21 @@ from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
+from websockets.frames import CloseCode
+
 from backend.fault_log import log_fault
 from gateway.client_address import LOGGED_CLIENT
 from gateway.error_body import error_response, how_it_ended, status_of
 from gateway.exchange import ABORT_EXTENSION, Receive, Scope
 from gateway.outlet import ReaderLimits, Send, nothing, why_too_slow
 from gateway.realtime_admission import Admission, Admitted
-from gateway.realtime_ports import OpenedSocket, Talk, TalkFactory
+from gateway.realtime_ports import PATH, OpenedSocket, Talk, TalkFactory
 from gateway.record import RequestRecord
 from gateway.websocket_handshake import UPGRADE_HEADERS, UpgradeRequired
 from gateway.websocket_outlet import WebSocketOutlet
 from pipeline.errors import Draining, HeadraceError, InvalidRequest
 from pipeline.realtime_errors import IdleConversation, LivedTooLong, TooManyConversations
 
-PATH: Final = "/v1/realtime"
-NORMAL: Final = 1000
-GOING_AWAY: Final = 1001
-INTERNAL_ERROR: Final = 1011
-SERVICE_RESTART: Final = 1012
 _DENIAL: Final = "websocket.http.response"
 
 Remember = Callable[[RequestRecord], None]  # told once of each connection, when it is over or was refused
@@ -63,14 +60,13 @@ class _Connection:
         self.outlet = WebSocketOutlet(send, max_buffered_bytes, self._on_gone)
         self.opened_s = self.heard_s = monotonic()
         self.is_over = False
+        self._ended = "closed"
         self._abort = scope.get("extensions", {}).get(ABORT_EXTENSION, nothing)
         self.socket = OpenedSocket(
             outlet=self.outlet,
-            headers=admitted.headers,
             query=admitted.query,
             key_id=admitted.key_id,
             client=scope.get(LOGGED_CLIENT),
-            close=self.outlet.close,
             abort=self.abort,
             rested=partial(on_rest, self),
         )
@@ -85,7 +81,7 @@ class _Connection:
         """Tell the talk, once."""
         if not self.is_over:
             self.is_over = True
-            self.record.ended, self.record.detail = "closed", reason
+            self.record.ended, self.record.detail = self._ended, reason
             self.record.buffered_peak = self.outlet.peak
             self.outlet.drop()
             try:
@@ -96,8 +92,9 @@ class _Connection:
             # never come.
             del self.talk, self.socket
 
-    def end(self, error: HeadraceError, code: int) -> None:
-        """Close it with a named error."""
+    def end(self, error: HeadraceError, code: CloseCode) -> None:
+        """Close it with a named error, which its log line tells."""
+        self._ended, _ = how_it_ended(error)
         try:
             self.talk.refused(error)
         except Exception as fault:
@@ -171,7 +168,7 @@ class RealtimeSocket:
             connection.over("closed the connection")
         except Exception as error:
             log_fault(error, "none")
-            connection.outlet.close(INTERNAL_ERROR, "internal_error")
+            connection.outlet.close(CloseCode.INTERNAL_ERROR, "internal_error")
             await connection.outlet.flushed()
             connection.over("internal_error")
         finally:
@@ -228,11 +225,11 @@ class RealtimeSocket:
     def _check_idle(self, connection: _Connection, now_s: float) -> None:
         limits = self._limits
         if self._is_draining:
-            connection.end(Draining("The server is shutting down."), GOING_AWAY)
+            connection.end(Draining("The server is shutting down."), CloseCode.GOING_AWAY)
         elif now_s - max(connection.heard_s, connection.talk.last_active_s) > limits.idle_s:
-            connection.end(IdleConversation(limits.idle_s), NORMAL)
+            connection.end(IdleConversation(limits.idle_s), CloseCode.NORMAL_CLOSURE)
         elif now_s - connection.opened_s > limits.limit_s:
-            connection.end(LivedTooLong(limits.limit_s), NORMAL)
+            connection.end(LivedTooLong(limits.limit_s), CloseCode.NORMAL_CLOSURE)
 
     def _on_rest(self, connection: _Connection) -> None:
         """While draining a conversation ends with its last response, before the server does."""
@@ -248,12 +245,12 @@ class RealtimeSocket:
         """End every conversation now, with a named error."""
         for connection in list(self._connections):
             if not connection.outlet.closed:
-                connection.end(error, SERVICE_RESTART)
+                connection.end(error, CloseCode.SERVICE_RESTART)
 
 
 def _why(message: Mapping[str, Any]) -> str:
     """How a connection ended, for a log. Not its reason: that is the client's own text."""
-    return f"closed with {message.get('code', 1005)}"
+    return f"closed with {message.get('code', int(CloseCode.NO_STATUS_RCVD))}"
 
 
 async def _deny(scope: Scope, send: Send, error: BaseException) -> None:
@@ -261,7 +258,7 @@ async def _deny(scope: Scope, send: Send, error: BaseException) -> None:
     if _DENIAL in scope.get("extensions", {}):
         await _answer(send, _DENIAL, error)
     else:
-        await send({"type": "websocket.close", "code": NORMAL})
+        await send({"type": "websocket.close", "code": CloseCode.NORMAL_CLOSURE})
 
 
 async def _answer(send: Send, prefix: str, error: BaseException) -> None:

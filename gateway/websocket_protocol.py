@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame, Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
@@ -40,11 +40,6 @@ MAX_FRAGMENTS: Final = 65_536
 MAX_CONTROL_FRAMES: Final = 1024
 # For the client to answer a close, and to read what was sent before it.
 CLOSE_LIMIT_S: Final = 2.0
-
-INVALID_DATA: Final = 1007
-POLICY_VIOLATION: Final = 1008
-INTERNAL_ERROR: Final = 1011
-SERVICE_RESTART: Final = 1012
 
 _PONG: Final = b"\x8a"
 _SHORT: Final = tuple(bytes((0x81, length)) for length in range(126))  # FIN, text; not masked
@@ -161,7 +156,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Into one buffer: an object for each would take a hundred times what it holds."""
         self._num_fragments += 1
         if self._num_fragments > MAX_FRAGMENTS:
-            self._fail(POLICY_VIOLATION, f"more than {MAX_FRAGMENTS} fragments")
+            self._fail(CloseCode.POLICY_VIOLATION, f"more than {MAX_FRAGMENTS} fragments")
             return
         if self._num_fragments == 1:
             self.frames = [bytearray(self.frames[0])]  # type: ignore[list-item]
@@ -181,14 +176,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self._fail(INVALID_DATA, f"{error.reason} at position {error.start}")
+            self._fail(CloseCode.INVALID_DATA, f"{error.reason} at position {error.start}")
         else:
             self.queue.put_nowait({"type": "websocket.receive", "text": text})
 
     def _handle_control(self, frame: Frame) -> None:
         self._num_control_frames += 1
         if self._num_control_frames > MAX_CONTROL_FRAMES:
-            self._fail(POLICY_VIOLATION, f"more than {MAX_CONTROL_FRAMES} pings or pongs")
+            self._fail(CloseCode.POLICY_VIOLATION, f"more than {MAX_CONTROL_FRAMES} pings or pongs")
         elif frame.opcode is Opcode.PONG:
             self.handle_pong(frame)
 
@@ -270,11 +265,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self._is_open and self.read_paused:  # the answer may be there
             self.pong_timer = self.loop.call_later(self.ping_timeout or 0.0, self.keepalive_timeout)
         elif self._is_open:
-            self._fail(INTERNAL_ERROR, "no answer to a ping")
+            self._fail(CloseCode.INTERNAL_ERROR, "no answer to a ping")
 
     def shutdown(self) -> None:
         if self._is_open:
-            self._fail(SERVICE_RESTART, "")
+            self._fail(CloseCode.SERVICE_RESTART, "")
         elif self.handshake_complete or self.close_sent:
             self.transport.close()
             self._cut_later()
@@ -294,7 +289,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.parser.close()  # it holds itself: half a message would wait for the garbage collector
         super().connection_lost(exc)
 
-    def _fail(self, code: int, reason: str) -> None:
+    def _fail(self, code: CloseCode, reason: str) -> None:
         self.conn.fail(code, reason)
         self.handle_parser_exception()
 

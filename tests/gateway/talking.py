@@ -14,6 +14,7 @@ from gateway.listen import bind
 from gateway.realtime_admission import Admission
 from gateway.realtime_ports import OpenedSocket
 from gateway.realtime_socket import RealtimeLimits, RealtimeSocket
+from gateway.record import RequestRecord
 from gateway.server import Server
 from gateway.settings import Http
 from pipeline.errors import HeadraceError
@@ -62,8 +63,9 @@ class EchoService:
     ) -> None:
         self.talk = talk
         self.talks: list[EchoTalk] = []
-        limits = RealtimeLimits(**options)
-        self.socket = RealtimeSocket(self._talk, Admission(ApiKeys(keys), origins), limits)
+        self.records: list[RequestRecord] = []
+        limits, admission = RealtimeLimits(**options), Admission(ApiKeys(keys), origins)
+        self.socket = RealtimeSocket(self._talk, admission, limits, remember=self.records.append)
 
     def _talk(self, socket: OpenedSocket) -> EchoTalk:
         self.talks.append(self.talk(socket))

@@ -96,7 +96,7 @@ class Talking:
         parts = TalkParts(
             cast(Flow, self.flow), self.remembered.append, DEFAULT_LIMITS, 100, 1 << 20, max_responses
         )
-        socket = OpenedSocket(outlet, {}, {}, "key-1", "192.0.2.1", lambda code, reason: None, lambda: None)
+        socket = OpenedSocket(outlet, {}, "key-1", "192.0.2.1", lambda: None)
         self.talk = RealtimeTalk(parts, socket, "model")
         self.talk.opened()
 

@@ -125,10 +125,9 @@ def test_the_origin_is_looked_at_before_the_key() -> None:
 
 
 def test_what_goes_on_holds_no_key() -> None:
-    headers = {"authorization": f"Bearer {KEY}", "cookie": KEY, "sec-websocket-protocol": KEY, "x-a": "1"}
+    headers = {"authorization": f"Bearer {KEY}", "cookie": KEY, "sec-websocket-protocol": KEY}
     admitted = admission(keys=[KEY]).admit(scope(headers, [f"openai-insecure-api-key.{KEY}"]))
     assert KEY not in repr(admitted)
-    assert admitted.headers[b"x-a"] == b"1"
 
 
 @pytest.mark.parametrize(

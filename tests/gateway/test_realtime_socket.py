@@ -130,7 +130,7 @@ async def test_the_talk_may_close_with_a_code_and_a_reason() -> None:
     service = EchoService()
     async with served(service) as port, websocket(port) as client:
         service.talks[0].socket.outlet.push("last")
-        service.talks[0].socket.close(4001, "done")
+        service.talks[0].socket.outlet.close(4001, "done")
         assert await client.text() == "last"
         received = await client.read()
         assert (received.code, received.reason) == (4001, "done")
@@ -143,7 +143,7 @@ async def test_what_came_before_the_close_was_known_is_not_said_any_more() -> No
     class Curt(EchoTalk):
         def received(self, text: str) -> None:
             self.heard.append(text)
-            self.socket.close(4001, "done")
+            self.socket.outlet.close(4001, "done")
 
     service = EchoService(talk=Curt)
     async with served(service) as port, websocket(port) as client:
@@ -242,6 +242,10 @@ async def test_an_idle_conversation_is_told_and_closed_and_one_with_a_response_i
         await busy.send(frame(TEXT, b"hi"))
         assert await busy.text() == "hi"
     assert [len(talk.refusals) for talk in service.talks] == [1, 0]
+    assert [(record.ended, record.status) for record in service.records] == [
+        ("session_idle", 101),
+        ("closed", 101),
+    ]
 
 
 @pytest.mark.parametrize("sign", ["a message", "an answer"])
