@@ -12,14 +12,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
-from uuid import uuid4
 
 from backend.fault_log import log_fault
 from gateway.flow import Flow
 from gateway.realtime_conversation import Conversation
-from gateway.realtime_events import Events, ResponseHead, new_response_id
+from gateway.realtime_events import Events, ResponseHead, new_id
 from gateway.realtime_items import Item, answer_item, of_item, read_item
 from gateway.realtime_ports import PATH, OpenedSocket
 from gateway.realtime_response import Response
@@ -54,6 +53,7 @@ class TalkParts:
     max_items: int  # of one conversation
     max_bytes: int  # of all its items
     max_responses: int  # of one conversation, at the same time
+    limit_s: float  # how long one may last
 
 
 class RealtimeTalk:
@@ -63,8 +63,9 @@ class RealtimeTalk:
         self._parts = parts
         self._socket = socket
         self._events = Events(socket.outlet)
-        self._id = _new_id("conv")
-        self._session = Session.first(_new_id("sess"), model, parts.limits)
+        self._id = new_id("conv")
+        expires_at = int(time() + parts.limit_s)
+        self._session = Session.first(new_id("sess"), model, parts.limits, expires_at)
         self._conversation = Conversation(parts.max_items, parts.max_bytes)
         self._responses: dict[str, Response] = {}  # that run, by id
         self._active: str | None = None  # the one that is in the conversation
@@ -109,7 +110,7 @@ class RealtimeTalk:
         self._events.session_updated(self._session.wire())
 
     def _create_item(self, event: ItemCreate) -> None:
-        item = read_item(event.item, self._parts.limits, _new_id)
+        item = read_item(event.item, self._parts.limits, new_id)
         self._check(item)
         previous_id = self._conversation.add(item, event.previous_item_id)
         self._events.item_added(item.wire(), previous_id)
@@ -129,7 +130,7 @@ class RealtimeTalk:
         self._events.item_truncated(item.id, event.content_index, event.text_end)
 
     def _create_response(self, event: ResponseCreate) -> None:
-        plan = self._session.plan(event.response, self._conversation, _new_id)
+        plan = self._session.plan(event.response, self._conversation, new_id)
         if plan.in_conversation:
             if self._active is not None:
                 raise ActiveResponse(self._active)
@@ -158,7 +159,7 @@ class RealtimeTalk:
     # -- responses -----------------------------------------------------------------------------------------
 
     def _begin(self, plan: ResponsePlan) -> None:
-        response_id = new_response_id()
+        response_id = new_id("resp")
         record = RequestRecord(response_id, PATH, monotonic())
         record.key_id, record.client = self._socket.key_id, self._socket.client
         head = ResponseHead(
@@ -233,7 +234,3 @@ class _Place:
 
     def done(self, item: dict[str, Json]) -> None:
         self._conversation.finish_answer(answer_item(item))
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid4().hex[:24]}"

@@ -33,6 +33,7 @@ def realtime_socket(
         settings.max_conversation_items,
         settings.max_conversation_bytes,
         settings.max_responses,
+        settings.realtime_limit_s,
     )
 
     def talk(socket: OpenedSocket) -> RealtimeTalk:

@@ -195,9 +195,6 @@ def _where(response_id: str, item_id: str, output_index: int) -> dict[str, Json]
     return {"response_id": response_id, "item_id": item_id, "output_index": output_index}
 
 
-def new_response_id() -> str:
-    return f"resp_{uuid4().hex[:24]}"
-
-
-def new_item_id() -> str:
-    return f"item_{uuid4().hex[:24]}"
+def new_id(prefix: str) -> str:
+    """An id that nothing else has."""
+    return f"{prefix}_{uuid4().hex[:24]}"

@@ -59,7 +59,7 @@ class Session:
     limits: RequestLimits
     settings: Settings
     base: ChatRequest
-    expires_at: int | None = None  # Unix time in s
+    expires_at: int | None = None  # Unix time in s; a response that runs then still ends
 
     @classmethod
     def first(

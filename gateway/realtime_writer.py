@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any, Final, Literal, Protocol
 
 from gateway.error_body import stream_error
-from gateway.realtime_events import Events, ItemEvents, ResponseHead, WriteText, new_item_id
+from gateway.realtime_events import Events, ItemEvents, ResponseHead, WriteText, new_id
 from gateway.realtime_items import ItemStatus
 from gateway.record import RequestRecord
 from gateway.whole_message import new_call_id
@@ -199,7 +199,7 @@ class RealtimeWriter:
     def _begin_message(self) -> WriteText:
         if self._open is not None:  # a call
             self._close("completed")
-        item_id, index = new_item_id(), len(self._output)
+        item_id, index = new_id("item"), len(self._output)
         events = self._events.part_of(self._head.id, item_id, index)
         fields = {"id": item_id, "object": "realtime.item", "type": "message", "role": "assistant"}
         self._begin(_Item(fields, index, events), {**fields, "status": "in_progress", "content": []})
@@ -210,7 +210,7 @@ class RealtimeWriter:
 
     def _begin_call(self, call_id: str, name: str) -> None:
         self._has_calls = True
-        item_id, index = new_item_id(), len(self._output)
+        item_id, index = new_id("item"), len(self._output)
         events = self._events.call_of(self._head.id, item_id, index, call_id, name)
         fields = {"id": item_id, "object": "realtime.item", "type": "function_call"}
         item = _Item(fields | {"call_id": call_id, "name": name}, index, events)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, cast
@@ -94,7 +95,7 @@ class Talking:
 
         outlet = WebSocketOutlet(cast(Any, send), 1 << 20, lambda reason: None)
         parts = TalkParts(
-            cast(Flow, self.flow), self.remembered.append, DEFAULT_LIMITS, 100, 1 << 20, max_responses
+            cast(Flow, self.flow), self.remembered.append, DEFAULT_LIMITS, 100, 1 << 20, max_responses, 60.0
         )
         socket = OpenedSocket(outlet, {}, "key-1", "192.0.2.1", lambda: None)
         self.talk = RealtimeTalk(parts, socket, "model")
@@ -134,6 +135,12 @@ def error_code(events: list[Event]) -> str:
     (event,) = events
     assert event["type"] == "error"
     return str(event["error"]["code"])
+
+
+def test_the_session_tells_when_it_ends() -> None:
+    before_s = int(time.time())
+    (created,) = Talking().sent
+    assert before_s <= created["session"]["expires_at"] - 60 <= time.time()
 
 
 async def test_turns_build_on_what_was_said() -> None:

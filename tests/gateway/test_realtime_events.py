@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.realtime_events import Events, ResponseHead, new_item_id, new_response_id
+from gateway.realtime_events import Events, ResponseHead, new_id
 from pipeline.errors import HeadraceError, InvalidRequest
 from pipeline.realtime_errors import (
     ActiveResponse,
@@ -241,9 +241,8 @@ def test_a_client_cannot_make_a_message_of_an_error_long() -> None:
 
 
 def test_ids_have_their_kind() -> None:
-    assert new_item_id().startswith("item_")
-    assert new_response_id().startswith("resp_")
-    assert new_item_id() != new_item_id()
+    assert new_id("item").startswith("item_")
+    assert new_id("item") != new_id("item")
 
 
 def test_the_listener_takes_no_other_types_and_no_other_fields() -> None:
