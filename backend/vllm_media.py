@@ -18,7 +18,7 @@ from typing import Any, Final
 from backend.media_support import KINDS, Support, lack
 from backend.ports import Job
 from backend.vllm_request import BadJobError, prompt_ids, refusal
-from backend.wav import decode_pcm16, decode_wav, is_wav
+from backend.wav import decode_wav, is_wav
 from pipeline.image_blocks import check_blocks, format_of
 from pipeline.values import MediaKind, MediaSupport, Medium
 
@@ -199,8 +199,6 @@ def _opened(data: bytes) -> Any:
 
 def decode_audio(data: Any, form: str, options: Mapping[str, Any]) -> tuple[Any, float]:
     """Samples and their rate. Raises what the decoder raises, and `ValueError`."""
-    if form == "pcm16":
-        return decode_pcm16(data)
     import vllm.envs
 
     if is_wav(data):

@@ -1,6 +1,7 @@
-"""Uncompressed sound into samples: WAV files (integers and floats) and bare 16-bit samples. numpy only.
+"""WAV files into samples, integers and floats. numpy only.
 
-Every other format is a matter of the libraries that vLLM has, see `backend.vllm_media`.
+Gateways make WAV files of bare samples, too. Every other format is a matter of the libraries that vLLM has,
+see `backend.vllm_media`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-PCM16_RATE: Final = 24_000  # of bare samples, as the OpenAI API has them
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _MAX_CHUNKS: Final = 64  # up to the samples
 _ENDLESS: Final = 0xFFFFFFFF  # what a writer says that did not know the length
@@ -29,15 +29,6 @@ class WavError(ValueError):
 
 def is_wav(data: Any) -> bool:
     return bytes(data[:4]) == b"RIFF" and bytes(data[8:12]) == b"WAVE"
-
-
-def decode_pcm16(data: Any) -> tuple[Any, int]:
-    """Mono samples between -1 and 1 (float32) and their rate, from bare 16-bit ones."""
-    import numpy as np
-
-    if len(data) % 2:
-        raise WavError(f"{len(data)} bytes are not a whole number of 16-bit samples")
-    return np.frombuffer(data, "<i2").astype(np.float32) / 2**15, PCM16_RATE
 
 
 def decode_wav(data: Any, max_s: float) -> tuple[Any, int]:

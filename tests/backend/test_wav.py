@@ -10,7 +10,7 @@ import wave
 
 import pytest
 
-from backend.wav import WavError, decode_pcm16, decode_wav, is_wav
+from backend.wav import WavError, decode_wav, is_wav
 
 np = pytest.importorskip("numpy")
 
@@ -61,13 +61,6 @@ def test_extensible_format_and_an_unknown_length_are_read() -> None:
     body = b"fmt " + struct.pack("<I", len(head)) + head + b"data\xff\xff\xff\xff" + packed(16)
     samples, _ = decode_wav(b"RIFF\xff\xff\xff\xffWAVE" + body, 10)
     assert len(samples) == len(WAVE)
-
-
-def test_bare_samples_are_those_of_the_api() -> None:
-    samples, rate = decode_pcm16(struct.pack("<2h", 16384, -32768))
-    assert (samples.tolist(), rate) == ([0.5, -1.0], 24_000)
-    with pytest.raises(WavError, match="3 bytes"):
-        decode_pcm16(b"abc")
 
 
 @pytest.mark.parametrize(
