@@ -38,7 +38,8 @@ class TurnResult:
 class WebSocketClient(asyncio.Protocol):
     """One conversation. `turn` sends a user's message and asks for a response.
 
-    `turn.ended` resolves when a response is done, or the connection is lost: then `error` says why.
+    What it returns resolves when the response is done, and raises `RuntimeError` if the connection is lost:
+    `error` says why.
     """
 
     def __init__(self, host: str, model: str) -> None:

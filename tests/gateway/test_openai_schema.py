@@ -512,9 +512,15 @@ CHAT_REFUSES: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
         "messages[0].content[0].text",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].image_url",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": [{"type": "audio_url"}]}]}, "messages[0].content[0].audio_url"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "audio_url"}]}]},
+        "messages[0].content[0].audio_url",
+    ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "x"}]}]},
