@@ -246,7 +246,7 @@ def check_random(seed: int, num_cases: int) -> None:
 
 
 def test_scan_of_random_rules_equals_brute_force() -> None:
-    check_random(seed=1, num_cases=600)
+    check_random(seed=1, num_cases=300)
 
 
 @pytest.mark.long
@@ -298,7 +298,7 @@ def check_everything(seed: int, num_cases: int, num_pieces: int = 12) -> None:
 
 
 def test_scan_for_everything_equals_brute_force() -> None:
-    check_everything(seed=1, num_cases=700)
+    check_everything(seed=1, num_cases=350)
 
 
 def test_scan_for_everything_in_longer_texts_equals_brute_force() -> None:

@@ -65,7 +65,7 @@ def check_all_states(name: str, seed: str, num_chats: int) -> None:
 
 @every_model
 def test_ids_are_hugging_faces_in_every_state_of_the_cache(name: str) -> None:
-    check_all_states(name, f"states {name}", 120)
+    check_all_states(name, f"states {name}", 60)
 
 
 @pytest.mark.long
