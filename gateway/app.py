@@ -85,6 +85,7 @@ class Gateway:
         self.flow = self._flow(settings)
         self.streams = parts.streams(settings, self.metrics)
         self._stream_metrics = StreamMetrics(self.metrics, self.streams)
+        self.publishers: list[Callable[[], None]] = [self._stream_metrics.publish]
         self.looks: list[Callable[[float], None]] = [self.streams.look]
         self.drains: list[Callable[[], None]] = []
         self.cuts: list[Callable[[HeadraceError], None]] = [self.flow.cut]
@@ -149,7 +150,8 @@ class Gateway:
         self.metrics.publish_workers(self.pool.statuses())
         self.rules.publish()
         self.models.publish(self.metrics)
-        self._stream_metrics.publish()
+        for publish in self.publishers:
+            publish()
         for log in (self.request_log, self.audit_log):
             if log is not None:
                 self.metrics.lost_lines.inc(log.take_lost())
@@ -226,6 +228,7 @@ class App:
         self._realtime = realtime_socket(
             edge, admission, gateway.pool, limits, gateway.settings.realtime, reader
         )
+        gateway.publishers.append(self._publish)
         gateway.looks.append(self._realtime.check)
         gateway.drains.append(self._realtime.drain)
         gateway.cuts.append(self._realtime.cut)
@@ -262,6 +265,9 @@ class App:
         elif scope["type"] == "lifespan":
             send = partial(self._send_lifespan, send)
         await self._others(scope, receive, with_headers(scope, send))
+
+    def _publish(self) -> None:
+        self.gateway.metrics.conversations.set(self._realtime.num_open)
 
     async def _send_lifespan(self, send: Send, message: Any) -> None:
         """A start that is refused for a known reason needs no traceback."""

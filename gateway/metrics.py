@@ -147,6 +147,7 @@ class Metrics:
     def _gauges(self) -> None:
         make = self.gauge
         self.open_requests = make("headrace_open_requests", "Requests in progress.", "livesum")
+        self.conversations = make("headrace_conversations", "Open conversations over WebSocket.", "livesum")
         help_ = "Tasks on the event loop: one or two per open request, and a few that stay."
         self.tasks = make("headrace_tasks", help_, "livesum")
         self.buffered_bytes = make("headrace_buffered_bytes", "Bytes that wait for slow clients.", "livesum")

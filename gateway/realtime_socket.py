@@ -130,11 +130,6 @@ class RealtimeSocket:
         """Conversations whose connection is not over."""
         return len(self._connections)
 
-    @property
-    def num_buffered(self) -> int:
-        """Bytes that wait for slow clients."""
-        return sum(each.outlet.num_buffered for each in self._connections)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await _answer(

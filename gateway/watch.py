@@ -75,8 +75,9 @@ class OpenRequests:
         metrics = self._metrics
         metrics.flush()
         metrics.open_requests.set(len(self._open))
-        metrics.buffered_bytes.set(sum(client.outlet.num_buffered for client in self._open))
-        self._peak = max([self._peak, *(client.outlet.peak for client in self._open)])
+        outlets = {client.outlet for client in self._open}  # a conversation's responses share one
+        metrics.buffered_bytes.set(sum(outlet.num_buffered for outlet in outlets))
+        self._peak = max([self._peak, *(outlet.peak for outlet in outlets)])
         metrics.buffered_peak.set(self._peak)
 
 

@@ -561,7 +561,8 @@ async def test_more_conversations_than_there_may_be_are_refused(strict: Gateway)
             await talks.enter_async_context(talking(strict.port, **AS_PAGE))
         status, _ = await refusal(strict.port, **AS_PAGE)
         assert status == 503
-    wait_for(strict, lambda: strict.metric("headrace_open_requests") == 0, "empty")
+        assert strict.metric("headrace_conversations") == 3
+    wait_for(strict, lambda: strict.metric("headrace_conversations") == 0, "empty")
     async with talking(strict.port, **AS_PAGE):
         pass
 

@@ -349,7 +349,7 @@ async def test_a_client_that_does_not_read_is_cut_in_bounded_memory(limit: str) 
                 talk.socket.outlet.push("x" * 10_000)
                 await asyncio.sleep(0)
             if limit == "time":
-                assert service.socket.num_buffered > 0
+                assert talk.socket.outlet.num_buffered > 0
                 service.socket.check(monotonic() + 20)
                 assert not talk.losses
                 service.socket.check(monotonic() + 31)
@@ -357,7 +357,7 @@ async def test_a_client_that_does_not_read_is_cut_in_bounded_memory(limit: str) 
             assert ("limit is 100000" if limit == "bytes" else "has not read for 31 s") in talk.losses[0]
             assert talk.socket.outlet.peak <= max_bytes + 10_000
             await until(lambda: service.socket.num_open == 0)
-            assert service.socket.num_buffered == 0
+            assert talk.socket.outlet.num_buffered == 0
             client.setblocking(False)
             num_bytes = 0
             while data := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1 << 16), 10):
@@ -372,7 +372,7 @@ async def test_a_client_that_asks_for_more_than_it_has_read_is_not_heard_until_i
     asked = [b"%03d" % number + b"x" * (60_000 if number % 20 else 300_000) for number in range(100)]
     async with served(service) as port, websocket(port) as client:
         sending = asyncio.create_task(client.send(*(frame(TEXT, text) for text in asked)))
-        await until(lambda: service.socket.num_buffered > 50_000)
+        await until(lambda: service.talks[0].socket.outlet.num_buffered > 50_000)
         for _ in range(20):
             await asyncio.sleep(0)
         (talk,) = service.talks

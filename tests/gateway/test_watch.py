@@ -130,9 +130,15 @@ async def test_gauges_show_open_requests_and_buffers() -> None:
     waiting = one.case.outlet.num_buffered
     assert waiting > 0
     assert value("headrace_buffered_bytes") == value("headrace_buffered_peak_bytes") == waiting
+    another = Watched(requests)  # as two responses of one conversation
+    another.exchange.outlet = one.case.outlet
+    requests.publish()
+    assert value("headrace_open_requests") == 2
+    assert value("headrace_buffered_bytes") == waiting
     one.case.client.reads_again()
     await asyncio.wait_for(one.case.outlet.flushed(), 5)
     requests.remove(one.exchange)
+    requests.remove(another.exchange)
     requests.publish()
     assert (value("headrace_open_requests"), value("headrace_buffered_bytes")) == (0, 0)
     assert value("headrace_buffered_peak_bytes") == waiting
