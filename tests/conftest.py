@@ -30,16 +30,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Fixtures that a session has once, or that take both cores: their tests run in one process, one by one.
 _ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway", "vision_worker"})
+_VLLM_FIXTURES = frozenset({"_vllm", "vllm", "vllm_requests"})  # vLLM's import: 9 s, once in that process
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --long or a -m that speaks of it, `long` tests are deselected.
 
-    Side by side (`-n 2 --dist loadgroup`) a module stays in one process, and so does all that has an engine.
+    Side by side (`-n 2 --dist loadgroup`) a module stays in one process, and so does all that has an engine
+    or vLLM itself.
     """
     for item in items:
-        is_engines = item.get_closest_marker("engine") or _ENGINE_FIXTURES & set(item.fixturenames)
+        fixtures = set(item.fixturenames)
+        is_engines = item.get_closest_marker("engine") or (_ENGINE_FIXTURES | _VLLM_FIXTURES) & fixtures
         item.add_marker(pytest.mark.xdist_group("engine" if is_engines else item.path.stem))
     if config.getoption("--long") or "long" in config.getoption("-m"):
         return
