@@ -11,6 +11,7 @@ decoder holds the GIL, so that a thread would stop the loop just the same, for l
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from pipeline.values import MediaRef, Medium
 
 _DIGEST_BYTES: Final = 16
 _THREADS: Final = 2
+# Of fetched files that are kept as long as their messages live. Data URIs are bounded with their messages, but
+# a conversation of a thousand short addresses would hold 16 GB.
+_MAX_KEPT_BYTES: Final = 256 << 20
 
 
 class Fetcher(Protocol):
@@ -51,12 +55,14 @@ class MediaLoader:
         self._fetcher = fetcher
         self._limits = limits or MediaLimits()
         self._turn = asyncio.Lock()
+        self._num_kept_bytes = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="media")
 
     async def load(self, refs: Sequence[MediaRef]) -> tuple[Medium, ...]:
         """A medium for each, in order; equal ones are loaded once, all of them at the same time.
 
-        As long as a message lives, as in a conversation, what it names is not loaded again.
+        As long as a message lives, as in a conversation, what it names is not loaded again; fetched files,
+        only while there are few.
 
         Raises `MediaError` for the first that fails, and then loads nothing more; `MediaBusy`.
         """
@@ -77,12 +83,27 @@ class MediaLoader:
         await self._fetcher.close()
 
     async def _load(self, ref: MediaRef) -> Medium:
-        if not ref.found:
-            ref.found[:] = [await self._loaded(ref)]
-        return ref.found[0]
+        if ref.found:
+            return ref.found[0]
+        medium = await self._loaded(ref)
+        if _is_data(ref) or self._has_room(medium):
+            ref.found[:] = [medium]
+        return medium
+
+    def _has_room(self, medium: Medium) -> bool:
+        """Whether it can be kept; counts it until it is gone."""
+        num_bytes = len(medium.data)
+        if self._num_kept_bytes + num_bytes > _MAX_KEPT_BYTES:
+            return False
+        self._num_kept_bytes += num_bytes
+        weakref.finalize(medium, self._gone, num_bytes).atexit = False
+        return True
+
+    def _gone(self, num_bytes: int) -> None:
+        self._num_kept_bytes -= num_bytes
 
     async def _loaded(self, ref: MediaRef) -> Medium:
-        if ref.url[:5].lower() == "data:":
+        if _is_data(ref):
             data = await self._decoded(ref)
         else:
             data = await self._fetcher.fetch(ref.url, ref.path, self._limits.max_bytes)
@@ -133,6 +154,10 @@ class MediaLoader:
         if head.length_s is not None and head.length_s > self._limits.max_audio_s:
             raise MediaTooLarge(ref.path, head.length_s, self._limits.max_audio_s, "seconds")
         return head.format
+
+
+def _is_data(ref: MediaRef) -> bool:
+    return ref.url[:5].lower() == "data:"
 
 
 def _place_among(wanted: list[MediaRef], ref: MediaRef) -> int:

@@ -41,11 +41,13 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes to keep: a sound is kept twice, as it came and as a chat has it."""
+        """About what it takes to keep: a sound as it came and as a chat has it; of both, the decoded file."""
         copies = 2 if self.type == "input_audio" else 1
+        size = num_bytes(self.data)
         return (
             num_bytes(self.text)
-            + copies * num_bytes(self.data)
+            + copies * size
+            + size * 3 // 4
             + sum(num_bytes(value) for _, value in self.others)
         )
 

@@ -24,11 +24,12 @@ class MediaRef:
     kind: MediaKind
     url: str = field(repr=False)  # `data:` with the bytes themselves, `http:` or `https:`
     path: str  # where it stands in the request, for errors: messages[0].content[1]
-    # What it turned out to be, once that is known: a conversation's next turn loads nothing again.
+    # What it turned out to be, once that is known: a conversation's next turn loads nothing again. Left empty
+    # where files that were fetched would fill the memory (`gateway/media.py`).
     found: list[Medium] = field(default_factory=list, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Medium:
     """An image or a sound, loaded and found to be within the limits. `data` is the file, not decoded."""
 

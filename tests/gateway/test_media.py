@@ -108,6 +108,27 @@ async def test_a_message_that_comes_again_has_its_media_already(
     assert len(pages.asked) == 2  # the failure, and once
 
 
+async def test_fetched_files_are_kept_within_a_bound_and_only_as_long_as_their_messages(
+    make: Callable[..., MediaLoader], pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = image()
+    monkeypatch.setattr("gateway.media._MAX_KEPT_BYTES", 2 * len(file))
+    loader = make()
+    pages.files = {f"https://a/{name}": file for name in "wxyz"}
+    refs = {name: ref(f"https://a/{name}") for name in "wxyz"}
+    for name in "xyz":
+        await loader.load([refs[name]])
+    assert [bool(refs[name].found) for name in "xyz"] == [True, True, False]
+    await loader.load([refs["z"], refs["x"]])
+    assert pages.asked[3:] == ["https://a/z"]
+    data = ref(data_uri(file))
+    await loader.load([data])
+    assert data.found, "its message bounds it"
+    del refs["x"]
+    await loader.load([refs["w"]])
+    assert refs["w"].found
+
+
 async def test_the_same_data_as_another_kind_is_another_medium(make: Callable[..., MediaLoader]) -> None:
     url = data_uri(wav(), "audio/wav")
     with pytest.raises(BadMedia, match="is no image"):

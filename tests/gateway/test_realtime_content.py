@@ -125,5 +125,5 @@ def test_bytes_are_counted_as_utf8_and_sounds_twice() -> None:
     assert num_bytes("aé🙂") == 7
     assert num_bytes("\ud800") == 3
     assert Part("input_text", "aé").num_bytes == 3
-    assert Part("input_image", data="abcd", others=(("detail", "low"),)).num_bytes == 7
-    assert Part("input_audio", data="abcd").num_bytes == 8
+    assert Part("input_image", data="abcd", others=(("detail", "low"),)).num_bytes == 10
+    assert Part("input_audio", data="abcd").num_bytes == 11
