@@ -25,8 +25,8 @@ from pipeline.values import MediaRef, Medium
 
 _DIGEST_BYTES: Final = 16
 _THREADS: Final = 2
-# Of fetched files that are kept as long as their messages live. Data URIs are bounded with their messages, but
-# a conversation of a thousand short addresses would hold 16 GB.
+# Of fetched files that are kept as long as their messages live. Data URIs are bounded with their messages; a
+# conversation of a thousand short addresses would hold 16 GB.
 _MAX_KEPT_BYTES: Final = 256 << 20
 
 

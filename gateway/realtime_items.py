@@ -97,7 +97,7 @@ def read_item(data: Mapping[str, Json], limits: RequestLimits, new_id: NewId, pa
     return _with_message(item, limits.max_depth, param)
 
 
-def answer_item(fields: Mapping[str, Json], limits: RequestLimits = DEFAULT_LIMITS) -> Item:
+def answer_item(fields: Mapping[str, Json]) -> Item:
     """The item of a response, from how its events show it. Never refused, for the model wrote it.
 
     A call whose arguments a chat request could not have (too deep, too many values) is in no prompt. NUL is
@@ -112,7 +112,7 @@ def answer_item(fields: Mapping[str, Json], limits: RequestLimits = DEFAULT_LIMI
         parts = tuple(Part("output_text", text) for text in texts)
         item = Item(fields["id"], "message", fields["status"], "assistant", parts)
     try:
-        return _with_message(item, limits.max_depth, "item")
+        return _with_message(item, DEFAULT_LIMITS.max_depth, "item")
     except InvalidRequest:
         return item
 
@@ -206,7 +206,7 @@ def messages(items: Iterable[Item], instructions: str = "") -> tuple[ChatMessage
         raise InvalidRequest(
             f"The arguments of function calls have {num_call_values} values in their arrays and objects; "
             f"the limit is {MAX_ARGUMENT_VALUES}.",
-            "input",
+            "response",
         )
     return tuple(out)
 
