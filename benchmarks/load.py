@@ -23,6 +23,7 @@ class StreamResult:
     ended_s: float | None = None
     num_content: int = 0  # frames with text
     num_tokens: int | None = None  # completion tokens, from the usage chunk
+    num_prompt_tokens: int = 0  # from there, too
     status: int = 0
     is_done: bool = False  # saw [DONE]
     error: str = ""
@@ -90,6 +91,7 @@ class StreamClient(asyncio.Protocol):
             if line.startswith(b"data: {") and b'"usage":{' in line:
                 chunk = json.loads(line[6:])
                 result.num_tokens = chunk["usage"]["completion_tokens"]
+                result.num_prompt_tokens = chunk["usage"].get("prompt_tokens", 0)
                 result.timings = chunk.get("timings", {})
         if not self.done.done():
             self.done.set_result(result)

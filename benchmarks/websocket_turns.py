@@ -140,6 +140,7 @@ async def conversation(port: int, number: int) -> list[Turn]:
     reused = metric(port, "headrace_token_buffer_reused_tokens_total")
     streamed = await one_stream(port, fields)
     reused = metric(port, "headrace_token_buffer_reused_tokens_total") - reused
+    num_prompt = streamed.num_prompt_tokens
     found.append(Turn(of_gateway(streamed.timings), seen_ms(streamed), num_prompt, num_prompt - reused))
     return found
 
