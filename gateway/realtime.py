@@ -154,7 +154,7 @@ class RealtimeTalk:
         try:
             self._parts.flow.check(ChatRequest(base.model, (item.message,), base.generation, base.delivery))
         except InvalidRequest as error:
-            raise of_item(error, "item") from None
+            raise of_item(error, item, "item") from None
 
     # -- responses -----------------------------------------------------------------------------------------
 

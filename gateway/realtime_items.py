@@ -154,21 +154,24 @@ def _message(item: Item, max_depth: int, param: str) -> ChatMessage:
     try:
         made = to_messages([message], max_depth)[0]
     except InvalidRequest as error:
-        raise of_item(error, param) from None
+        raise of_item(error, item, param) from None
     content = made["content"]
     if isinstance(content, list):
-        parts = [
-            _with_place(part, f"items[{item.id}].content[{index}]") for index, part in enumerate(content)
-        ]
+        parts = [_with_place(part, f"{_place(item)}.content[{index}]") for index, part in enumerate(content)]
         return {**made, "content": parts}
     return made
 
 
-def of_item(error: InvalidRequest, param: str) -> InvalidRequest:
+def _place(item: Item) -> str:
+    """How errors name an item's media."""
+    return f"items[{item.id}]"
+
+
+def of_item(error: InvalidRequest, item: Item, param: str) -> InvalidRequest:
     """An error of a request whose one message is that of an item, in the item's words."""
-    place = (error.param or "").removeprefix(_MESSAGE)
+    place = (error.param or "").removeprefix(_MESSAGE).removeprefix(_place(item))
     if place.startswith(".tool_calls") or place == "messages":
-        place = ".arguments"
+        place = ".arguments" if item.kind == "function_call" else ""
     message = str(error).replace(error.param or "messages", f"{param}{place}", 1)
     return InvalidRequest(message, f"{param}{place}", error.code)
 

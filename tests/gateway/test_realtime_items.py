@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.chat_messages import MAX_ARGUMENT_VALUES, Message, to_messages
-from gateway.realtime_items import PART_BYTES, Item, answer_item, heard, messages, read_item
+from gateway.realtime_items import PART_BYTES, Item, answer_item, heard, messages, of_item, read_item
 from gateway.sampling_fields import DEFAULT_LIMITS
 from pipeline.errors import InvalidRequest
 from tests.gateway.realtime_values import call, item, mutated, numbered, outcome, refusal, said
@@ -253,6 +253,23 @@ def test_what_was_heard_is_the_message_of_that_text() -> None:
     assert messages([rest]) == stateless({"role": "assistant", "content": "aé🙂"})
     assert (rest.status, rest.text, rest.num_bytes) == ("incomplete", "aé🙂", 7)
     assert messages([heard(whole, 0, 0)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "path", "param"),
+    [
+        (said("user", "hi", "a"), "messages[0].content", "item.content"),
+        (said("user", "hi", "a"), "messages", "item"),
+        (said("user", "hi", "a"), "items[a].content[0]", "item.content[0]"),
+        (call("f", "{}", "c1", "a"), "messages[0].tool_calls[0].function.arguments.x", "item.arguments"),
+        (call("f", "{}", "c1", "a"), "messages", "item.arguments"),
+    ],
+)
+def test_an_error_of_a_request_with_one_item_names_the_items_field(
+    data: dict[str, Any], path: str, param: str
+) -> None:
+    error = of_item(InvalidRequest(f"'{path}' is too long.", path), item(data), "item")
+    assert (error.param, str(error)) == (param, f"'{param}' is too long.")
 
 
 def test_empty_parts_take_memory() -> None:
