@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+import msgspec
+
 from gateway.json_body import show
 from gateway.media_parts import PCM_RATE
 from gateway.realtime_conversation import Conversation
@@ -19,6 +21,8 @@ from pipeline.errors import InvalidRequest
 from pipeline.speech import Speech
 from pipeline.values import ChatRequest, Delivery, Json
 
+# Reading as many tools takes 50 ms, and a response.create of 90 bytes can ask for it again.
+MAX_SETTINGS_BYTES: Final = 256 << 10
 MAX_METADATA: Final = 16
 MAX_METADATA_KEY_CHARS: Final = 64
 MAX_METADATA_VALUE_CHARS: Final = 512
@@ -79,6 +83,7 @@ class Session:
             )
         given = read_fields(fields, "session")
         settings = _merged(self.settings, given.settings)
+        _check_size(settings)
         base = chat_request(settings, given, self.model, self.limits)
         return replace(self, settings=settings, base=base)
 
@@ -160,6 +165,17 @@ def _merged(settings: Settings, given: Settings) -> dict[str, Json]:
     if "tools" in given and not given["tools"] and given.get("tool_choice") is None:
         merged.pop("tool_choice", None)  # it was about tools that are gone
     return merged
+
+
+def _check_size(settings: Settings) -> None:
+    """Of what is read again for a response that has settings of its own."""
+    size = len(msgspec.json.encode({name: value for name, value in settings.items() if name not in _APART}))
+    if size > MAX_SETTINGS_BYTES:
+        raise InvalidRequest(
+            f"The session's settings, without its instructions, have {size} bytes; the limit is "
+            f"{MAX_SETTINGS_BYTES}. What is larger goes with each response.",
+            "session",
+        )
 
 
 def _in_conversation(value: Json) -> bool:

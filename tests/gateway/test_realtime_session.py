@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gateway.realtime_conversation import Conversation
-from gateway.realtime_session import ResponsePlan, Session
+from gateway.realtime_session import MAX_SETTINGS_BYTES, ResponsePlan, Session
 from gateway.sampling_fields import DEFAULT_LIMITS
 from pipeline.realtime_errors import ConversationTooLarge, ItemNotFound
 from pipeline.values import TemplateUse, ToolChoice
@@ -63,6 +63,16 @@ def test_an_update_keeps_what_it_does_not_name_and_null_resets() -> None:
     everything = dict.fromkeys(("instructions", "tools", "speech", "max_response_output_tokens"))
     assert later.update(everything).wire() == FIRST.wire()
     assert session.wire()["temperature"] == 0.5  # a value
+
+
+def test_a_session_keeps_no_settings_that_are_slow_to_read_again() -> None:
+    """A short response.create would stop everyone for as long as they take. A response may bring its own."""
+    tools = [TOOL | {"name": f"f{number}"} for number in range(4000)]
+    error = refusal(lambda: FIRST.update({"tools": tools}))
+    assert (error.param, f"the limit is {MAX_SETTINGS_BYTES}" in str(error)) == ("session", True)
+    assert len(planned(FIRST, {"tools": tools}).request.tools or ()) == 4000
+    long = "x" * 2 * MAX_SETTINGS_BYTES
+    assert FIRST.update({"instructions": long, "tools": tools[:1000]}).settings["instructions"] == long
 
 
 def test_tools_that_are_gone_take_their_choice_with_them() -> None:
