@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from backend.large_blocks import give_back_large_blocks
 from backend.media_support import KINDS, Support, lack
 from backend.ports import Job
 from backend.vllm_request import BadJobError, prompt_ids, refusal
@@ -44,6 +45,8 @@ class MediaReader:
         self._llm = llm
         self._max_image_pixels = max_image_pixels
         self._turns = asyncio.Semaphore(_MAX_DECODING)
+        if self.support:  # here, and not in the engine core, which is another process by now
+            give_back_large_blocks()
 
     def check(self, job: Job) -> None:
         """Raises `BadJobError` unless a job has a medium for each placeholder: the engine core would go on

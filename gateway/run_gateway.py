@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from backend.large_blocks import give_back_large_blocks
 from gateway import listen
 from gateway.cli import FAILED
 from gateway.commands import RULE_PROBLEMS, say, set_up_logging, with_settings
@@ -48,6 +49,7 @@ def serve(
     """
     from gateway.app import build_app
 
+    give_back_large_blocks()
     try:
         app = build_app(settings, token_fd, is_restart)
     except RULE_PROBLEMS as error:  # of the rule files, and of the link's TLS files
