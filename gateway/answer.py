@@ -27,7 +27,7 @@ from pipeline.errors import (
     WorkerStalled,
 )
 from pipeline.ports import Engine
-from pipeline.values import EngineCall, FinishReason, FirstToken
+from pipeline.values import EngineCall, FinishReason, FirstToken, MediaKind
 
 COMPLETE: Final = "complete"
 # Told with each choice's first token: worker, the prompt's ids, its cache salt, what the engine told, now_s.
@@ -75,6 +75,7 @@ class Answer:
         self._prompts: list[int] = []  # per choice the number of its prompt
         self._new_prompts: set[int] = set()  # without a first token
         self._prompt_tokens: list[int] = []  # per choice, as they were sent
+        self._media: list[Sequence[MediaKind]] = []  # per choice, one for each placeholder of its prompt
         self._started_s = record.started_s
         self._written_s = record.started_s
         self._num_frames = 0
@@ -87,6 +88,7 @@ class Answer:
         self._prompts = [numbers.setdefault(id(call.prompt), len(numbers)) for call in calls]
         self._new_prompts = set(self._prompts)
         self._prompt_tokens = [call.prompt.num_tokens for call in calls]
+        self._media = [[medium.kind for medium in call.media] for call in calls]
         try:
             for choice in self._choices:
                 choice.submit(self.engine)
@@ -108,11 +110,18 @@ class Answer:
             self._new_prompts.remove(prompt)  # its other choices find the cache filled by the first
             record.cached_tokens += first.cached_tokens
             if first.prompt_tokens is not None:
-                record.prompt_tokens += first.prompt_tokens - self._prompt_tokens[index]
+                self._count_media(index, first.prompt_tokens - self._prompt_tokens[index])
         if record.first_token_s is None:
             record.first_token_s = now_s
             record.first = first
             self.writer.first()
+
+    def _count_media(self, index: int, num_more: int) -> None:
+        """The engine has made so many tokens more of the placeholders in a choice's prompt."""
+        record, kinds = self.record, self._media[index]
+        record.prompt_tokens += num_more
+        if len(set(kinds)) == 1:
+            record.media_tokens[kinds[0]] = record.media_tokens.get(kinds[0], 0) + num_more + len(kinds)
 
     def on_choice_end(self, finish: FinishReason, now_s: float) -> None:
         record = self.record

@@ -20,14 +20,14 @@ from typing import Final, Protocol
 
 from gateway.data_uris import DataUri, Decoding
 from gateway.sound_files import read_sound
-from pipeline.media_errors import BadMedia, MediaTooLarge
+from pipeline.media_errors import BadMedia, MediaFull, MediaTooLarge
 from pipeline.values import MediaRef, Medium
 
 _DIGEST_BYTES: Final = 16
 _THREADS: Final = 2
-# Of fetched files that are kept as long as their messages live. Data URIs are bounded with their messages; a
-# conversation of a thousand short addresses would hold 16 GB.
-_MAX_KEPT_BYTES: Final = 256 << 20
+# Of all that may be held, fetched files are kept as long as their messages live while this share is not
+# reached: a conversation of a thousand short addresses would hold 16 GB.
+_KEPT_SHARE: Final = 4
 
 
 class Fetcher(Protocol):
@@ -41,21 +41,26 @@ class Fetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """How large one image or sound may be."""
+    """How large one image or sound may be, and all that are held at the same time."""
 
     max_bytes: int = 16 << 20
     max_pixels: int = 32 << 20
     max_audio_s: float = 600.0
+    max_held_bytes: int = 1 << 30
 
 
 class MediaLoader:
-    """One for a process. Lives on the event loop; only `_looked_at` runs in threads."""
+    """One for a process. Lives on the event loop; only `_looked_at` runs in threads.
+
+    `num_held_bytes`: of all media that it has loaded and that somebody still has, a request that waits for
+    its engine or a conversation.
+    """
 
     def __init__(self, fetcher: Fetcher, limits: MediaLimits | None = None) -> None:
         self._fetcher = fetcher
         self._limits = limits or MediaLimits()
         self._turn = asyncio.Lock()
-        self._num_kept_bytes = 0
+        self.num_held_bytes = 0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="media")
 
     async def load(self, refs: Sequence[MediaRef]) -> tuple[Medium, ...]:
@@ -64,7 +69,7 @@ class MediaLoader:
         As long as a message lives, as in a conversation, what it names is not loaded again; fetched files,
         only while there are few.
 
-        Raises `MediaError` for the first that fails, and then loads nothing more; `MediaBusy`.
+        Raises `MediaError` for the first that fails, and then loads nothing more; `MediaBusy`, `MediaFull`.
         """
         wanted: list[MediaRef] = []
         places = [_place_among(wanted, ref) for ref in refs]
@@ -86,21 +91,9 @@ class MediaLoader:
         if ref.found:
             return ref.found[0]
         medium = await self._loaded(ref)
-        if _is_data(ref) or self._has_room(medium):
+        if _is_data(ref) or self.num_held_bytes <= self._limits.max_held_bytes // _KEPT_SHARE:
             ref.found[:] = [medium]
         return medium
-
-    def _has_room(self, medium: Medium) -> bool:
-        """Whether it can be kept; counts it until it is gone."""
-        num_bytes = len(medium.data)
-        if self._num_kept_bytes + num_bytes > _MAX_KEPT_BYTES:
-            return False
-        self._num_kept_bytes += num_bytes
-        weakref.finalize(medium, self._gone, num_bytes).atexit = False
-        return True
-
-    def _gone(self, num_bytes: int) -> None:
-        self._num_kept_bytes -= num_bytes
 
     async def _loaded(self, ref: MediaRef) -> Medium:
         if _is_data(ref):
@@ -109,7 +102,21 @@ class MediaLoader:
             data = await self._fetcher.fetch(ref.url, ref.path, self._limits.max_bytes)
         if not data:
             raise BadMedia(ref.path, "is empty.")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._looked_at, ref, data)
+        self._check_room(len(data))
+        loop = asyncio.get_running_loop()
+        medium = await loop.run_in_executor(self._threads, self._looked_at, ref, data)
+        self.num_held_bytes += len(data)
+        weakref.finalize(medium, self._gone, len(data)).atexit = False
+        return medium
+
+    def _gone(self, num_bytes: int) -> None:
+        self.num_held_bytes -= num_bytes
+
+    def _check_room(self, num_bytes: int) -> None:
+        """Raises `MediaFull`. A data URI is asked for before it is decoded, and again when it is."""
+        in_all = self.num_held_bytes + num_bytes
+        if in_all > self._limits.max_held_bytes:
+            raise MediaFull(in_all, self._limits.max_held_bytes)
 
     async def _decoded(self, ref: MediaRef) -> bytes:
         try:
@@ -121,6 +128,7 @@ class MediaLoader:
         max_bytes = self._limits.max_bytes
         if uri.num_bytes > max_bytes:
             raise MediaTooLarge(ref.path, uri.num_bytes, max_bytes)
+        self._check_room(uri.num_bytes)
         decoding = Decoding(uri)
         while not decoding.is_done:
             async with self._turn:

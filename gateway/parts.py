@@ -75,7 +75,10 @@ def media_loader(settings: Settings) -> MediaLoader:
     fetcher = MediaFetcher(
         media.allowed_media_domains, media.media_limit_s, media.media_redirects, media.media_fetches
     )
-    return MediaLoader(fetcher, MediaLimits(media.max_media_bytes, media.max_image_pixels, media.max_audio_s))
+    limits = MediaLimits(
+        media.max_media_bytes, media.max_image_pixels, media.max_audio_s, media.media_held_bytes
+    )
+    return MediaLoader(fetcher, limits)
 
 
 def load_parsers(answers: Answers, info: ModelInfo, files: Mapping[str, bytes]) -> OutputParsers | None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from backend.fault_log import log_fault
 from gateway.flow import Flow
-from gateway.realtime_conversation import Conversation
+from gateway.realtime_conversation import Conversation, Memory
 from gateway.realtime_events import Events, ResponseHead, new_id
 from gateway.realtime_items import Item, answer_item, of_item, read_item
 from gateway.realtime_ports import PATH, OpenedSocket
@@ -52,6 +52,7 @@ class TalkParts:
     limits: RequestLimits
     max_items: int  # of one conversation
     max_bytes: int  # of all its items
+    memory: Memory  # that all conversations share
     max_responses: int  # of one conversation, at the same time
     limit_s: float  # how long one may last
 
@@ -66,7 +67,7 @@ class RealtimeTalk:
         self._id = new_id("conv")
         expires_at = int(time() + parts.limit_s)
         self._session = Session.first(new_id("sess"), model, parts.limits, expires_at)
-        self._conversation = Conversation(parts.max_items, parts.max_bytes)
+        self._conversation = Conversation(parts.max_items, parts.max_bytes, parts.memory)
         self._responses: dict[str, Response] = {}  # that run, by id
         self._active: str | None = None  # the one that is in the conversation
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,6 +103,7 @@ class RealtimeTalk:
         """The connection is gone: nothing runs on."""
         for response in list(self._responses.values()):
             response.lost(reason)
+        self._conversation.close()
 
     # -- client events -------------------------------------------------------------------------------------
 

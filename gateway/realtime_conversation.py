@@ -7,17 +7,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gateway.realtime_items import ROOT, Item, heard
-from pipeline.realtime_errors import ConversationTooLarge, DuplicateItem, ItemNotFound, NothingToHear
+from pipeline.realtime_errors import (
+    ConversationsFull,
+    ConversationTooLarge,
+    DuplicateItem,
+    ItemNotFound,
+    NothingToHear,
+)
+
+
+class Memory:
+    """What the items of all conversations of a process hold, in bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
 
 
 class Conversation:
     """The items of one conversation, in order. What was refused has changed nothing.
 
-    Bounded in items and in bytes of their texts and data. A response's own items are always taken: there is
-    room for a response (`check_room`) as long as the bounds are not reached.
+    Bounded in items and in bytes of their texts and data, and in the bytes of all conversations. A response's
+    own items are always taken: there is room for a response (`check_room`) as long as the bounds are not
+    reached.
     """
 
-    def __init__(self, max_items: int = 1000, max_bytes: int = 32 << 20) -> None:
+    def __init__(
+        self, max_items: int = 1000, max_bytes: int = 32 << 20, memory: Memory | None = None
+    ) -> None:
+        self._memory = memory or Memory(max_bytes)
         self.max_items = max_items
         self._max_bytes = max_bytes
         self._order: list[str] = []
@@ -49,17 +67,22 @@ class Conversation:
         """Put an item after another: the last (None), none (`root`) or the named one.
 
         The answer: the id of the item before it. Raises `ItemNotFound`, `DuplicateItem` or
-        `ConversationTooLarge`.
+        `ConversationTooLarge`, `ConversationsFull`.
         """
         if item.id in self._items:
             raise DuplicateItem(item.id)
         index = self._index_after(previous_item_id)
-        self._check(len(self._order) + 1, self.num_bytes + item.num_bytes)
+        self._check_room(item.num_bytes)
         return self._insert(item, index)
 
     def check_room(self) -> None:
-        """Raises `ConversationTooLarge` if no item could be added."""
-        self._check(len(self._order) + 1, self.num_bytes + 1)
+        """Raises `ConversationTooLarge` or `ConversationsFull` if no item could be added."""
+        self._check_room(1)
+
+    def close(self) -> None:
+        """Nothing is said any more. What still comes is counted nowhere."""
+        self._grow(-self.num_bytes)
+        self._memory = Memory(self._max_bytes)
 
     def check_size(self, items: Sequence[Item]) -> None:
         """Raises `ConversationTooLarge` if a conversation of these items would be."""
@@ -91,7 +114,7 @@ class Conversation:
         item = self.get(item_id, "delete")
         self._order.remove(item_id)
         del self._items[item_id]
-        self.num_bytes -= item.num_bytes
+        self._grow(-item.num_bytes)
         return item
 
     def truncate(
@@ -109,13 +132,13 @@ class Conversation:
         return rest
 
     def _replace(self, item: Item) -> None:
-        self.num_bytes += item.num_bytes - self._items[item.id].num_bytes
+        self._grow(item.num_bytes - self._items[item.id].num_bytes)
         self._items[item.id] = item
 
     def _insert(self, item: Item, index: int) -> str | None:
         self._order.insert(index, item.id)
         self._items[item.id] = item
-        self.num_bytes += item.num_bytes
+        self._grow(item.num_bytes)
         return self._order[index - 1] if index else None
 
     def _index_after(self, previous_item_id: str | None) -> int:
@@ -126,6 +149,16 @@ class Conversation:
         if previous_item_id not in self._items:
             raise ItemNotFound(previous_item_id, "create", "previous_item_id")
         return self._order.index(previous_item_id) + 1
+
+    def _grow(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._memory.num_bytes += num_bytes
+
+    def _check_room(self, num_bytes: int) -> None:
+        self._check(len(self._order) + 1, self.num_bytes + num_bytes)
+        in_all = self._memory.num_bytes + num_bytes
+        if in_all > self._memory.max_bytes:
+            raise ConversationsFull(in_all, self._memory.max_bytes)
 
     def _check(self, num_items: int, num_bytes: int) -> None:
         if num_items > self.max_items:

@@ -8,6 +8,7 @@ from gateway.edge import EdgeParts, Endpoint
 from gateway.outlet import ReaderLimits
 from gateway.realtime import RealtimeTalk, TalkParts
 from gateway.realtime_admission import Admission
+from gateway.realtime_conversation import Memory
 from gateway.realtime_ports import OpenedSocket
 from gateway.realtime_socket import RealtimeLimits, RealtimeSocket
 from gateway.sampling_fields import RequestLimits
@@ -32,6 +33,7 @@ def realtime_socket(
         limits,
         settings.max_conversation_items,
         settings.max_conversation_bytes,
+        Memory(settings.conversations_bytes),
         settings.max_responses,
         settings.realtime_limit_s,
     )

@@ -196,7 +196,10 @@ class RealtimeSocket:
                 connection.talk.refused(error)
             else:
                 connection.talk.received(text)
-            await (connection.outlet.flushed() if connection.outlet.is_behind else asyncio.sleep(0))
+            if connection.outlet.is_behind and connection.talk.is_idle:
+                await connection.outlet.flushed()
+            else:  # also of a client that is behind with an answer: a cancel may come
+                await asyncio.sleep(0)
         connection.over(_why(message))
 
     def check(self, now_s: float) -> None:

@@ -257,7 +257,10 @@ class RealtimeWriter:
 
 
 def usage_object(usage: Usage) -> dict[str, Json]:
-    """Token counts in the names of Realtime. `reasoning_tokens` is an extension, where they are known."""
+    """Token counts in the names of Realtime. `reasoning_tokens` is an extension, where they are known.
+
+    What is cached counts as text: the engine does not say what it was.
+    """
     output = {"text_tokens": usage.completion_tokens, "audio_tokens": 0}
     if usage.reasoning_tokens is not None:
         output["reasoning_tokens"] = usage.reasoning_tokens
@@ -267,9 +270,9 @@ def usage_object(usage: Usage) -> dict[str, Json]:
         "input_tokens": usage.prompt_tokens,
         "output_tokens": usage.completion_tokens,
         "input_token_details": {
-            "text_tokens": usage.prompt_tokens,
-            "audio_tokens": 0,
-            "image_tokens": 0,
+            "text_tokens": usage.prompt_tokens - sum(usage.media_tokens.values()),
+            "audio_tokens": usage.media_tokens.get("audio", 0),
+            "image_tokens": usage.media_tokens.get("image", 0),
             "cached_tokens": usage.cached_tokens,
             "cached_tokens_details": cached,
         },

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from gateway.metrics import Metrics
-from pipeline.values import Dropped, FirstToken, Usage
+from pipeline.values import Dropped, FirstToken, MediaKind, Usage
 
 
 @dataclass(slots=True)
@@ -28,6 +28,7 @@ class RequestRecord:
     output_tokens: int = 0
     reasoning_tokens: int | None = None  # of the output tokens; None: no parser of reasoning
     cached_tokens: int = 0
+    media_tokens: dict[MediaKind, int] = field(default_factory=dict)  # of the prompt tokens
     dropped: Dropped | None = None  # by a context policy
     stages_s: dict[str, float] = field(default_factory=dict)
     first_token_s: float | None = None
@@ -56,7 +57,12 @@ class RequestRecord:
     @property
     def usage(self) -> Usage:
         return Usage(
-            self.prompt_tokens, self.output_tokens, self.cached_tokens, self.dropped, self.reasoning_tokens
+            self.prompt_tokens,
+            self.output_tokens,
+            self.cached_tokens,
+            self.dropped,
+            self.reasoning_tokens,
+            self.media_tokens,
         )
 
     @property

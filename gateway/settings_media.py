@@ -36,6 +36,10 @@ class Media:
         int, About("width times height of one image", "pixels", at_least=1, commands=ALL)
     ] = 32 << 20
     max_audio_s: Annotated[float, About("length of one sound, where its file tells", "s", above=0)] = 600.0
+    media_held_bytes: Annotated[
+        int,
+        About("images and sounds of all requests and conversations of one process", "bytes", at_least=1024),
+    ] = 1 << 30
     media_limit_s: Annotated[float, About("time to fetch one image or sound", "s", above=0)] = 10.0
     media_redirects: Annotated[
         int, About("redirects that are followed", "redirects", at_least=0, at_most=20)

@@ -34,6 +34,9 @@ class Realtime:
     max_conversation_bytes: Annotated[int, About("all items of one conversation", "bytes", at_least=1024)] = (
         32 << 20
     )
+    conversations_bytes: Annotated[
+        int, About("items of all conversations of one process", "bytes", at_least=1024)
+    ] = 512 << 20
     max_responses: Annotated[
         int, About("responses of one conversation at the same time", "responses", at_least=1)
     ] = 8

@@ -14,6 +14,7 @@ MAX_REASON_BYTES: Final = 123  # a control frame has 125, and the code takes two
 # No message counts for more than this share of what may wait: whoever is sent a large item, or the end of a
 # long answer, which tells its text five times, reads no slower for that.
 _LARGEST_SHARE: Final = 8
+_MOST: Final = 128  # times the bound are too much, whatever the messages
 
 
 class WebSocketOutlet(MessageOutlet):
@@ -41,7 +42,7 @@ class WebSocketOutlet(MessageOutlet):
             return False
         most = self._max_bytes // _LARGEST_SHARE
         counted = sum(min(most, len(message.get("text", ""))) for message in self._buffer)
-        return counted > self._max_bytes
+        return counted > self._max_bytes or self.num_buffered > _MOST * self._max_bytes
 
     def _num_bytes(self, message: Message) -> int:
         return len(message["text"].encode()) if "text" in message else 0

@@ -9,10 +9,11 @@
         └── MediaUnreachable        an address that gave no file
             └── MediaTimeout
     Overloaded
-    └── MediaBusy                   503, too many are being fetched
+    ├── MediaBusy                   503, too many are being fetched
+    └── MediaFull                   503, bytes of all that are held
 
-All but the last are 400: what an address gives is the client's choice, and clients send again by themselves
-what ended in any other way. No message holds a URL, a numeric address or a part of the data.
+All but the last two are 400: what an address gives is the client's choice, and clients send again by
+themselves what ended in any other way. No message holds a URL, a numeric address or a part of the data.
 """
 
 from __future__ import annotations
@@ -78,6 +79,15 @@ class MediaBusy(Overloaded):
 
     def __init__(self, num_fetches: int) -> None:
         super().__init__(f"{num_fetches} images or sounds are being fetched, and none ended in time.")
+
+
+class MediaFull(Overloaded):
+    code = "media_full"
+
+    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            f"The images and sounds of all requests would have {num_bytes} bytes; the limit is {max_bytes}."
+        )
 
 
 def _plain(number: float) -> str:

@@ -12,6 +12,7 @@
     └── LivedTooLong                408, the longest life of a connection
     Overloaded
     ├── TooManyConversations        503, of this process
+    ├── ConversationsFull           503, bytes of all of them
     └── TooManyResponses            503, of one conversation, at the same time
 
 An error of a client event is told in an `error` event, and the conversation goes on; `IdleConversation` and
@@ -116,6 +117,15 @@ class TooManyConversations(Overloaded):
 
     def __init__(self, number: int, max_number: int) -> None:
         super().__init__(f"This process has {number} conversations; the limit is {max_number}.")
+
+
+class ConversationsFull(Overloaded):
+    code = "conversations_full"
+
+    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            f"The conversations of this process would have {num_bytes} bytes; the limit is {max_bytes}."
+        )
 
 
 class TooManyResponses(Overloaded):

@@ -211,6 +211,8 @@ class Usage:
     cached_tokens: int
     dropped: Dropped | None = None
     reasoning_tokens: int | None = None  # of the completion tokens; None: not known
+    # Of the prompt tokens. A prompt with both kinds has none here: the engine tells the sum alone.
+    media_tokens: Mapping[MediaKind, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

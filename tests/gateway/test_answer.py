@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from pipeline.errors import (
     WorkerLost,
     WorkerStalled,
 )
-from pipeline.values import FirstToken, Prompt
+from pipeline.values import FirstToken, Medium, Prompt
 from tests.backend.linked import is_lent
 from tests.gateway.answering import Case, call, ids_of, turns
 
@@ -662,6 +663,22 @@ async def test_a_prompt_counts_as_the_engine_counts_it_once() -> None:
     for stream, prompt_tokens in zip(case.streams, (12, 12, None), strict=True):
         stream.say("a", "stop", first=FirstToken(prompt_tokens=prompt_tokens))
     assert case.client.json["usage"]["prompt_tokens"] == 12 + second.prompt.num_tokens
+
+
+@pytest.mark.parametrize(
+    ("kinds", "counted"),
+    [(["image", "image"], {"image": 14}), (["audio"], {"audio": 13}), (["image", "audio"], {}), ([], {})],
+)
+async def test_tokens_of_media_are_told_apart_where_there_is_one_kind(
+    kinds: list[Any], counted: dict[str, int]
+) -> None:
+    """Twelve more tokens than placeholders; the two kinds of one prompt are not told apart."""
+    case = Case(stream=False)
+    media = tuple(Medium(kind, b"", "png", "") for kind in kinds)
+    case.answer.start([replace(call(), media=media)], case._make)
+    num_tokens = call().prompt.num_tokens
+    case.streams[0].say("a", "stop", first=FirstToken(prompt_tokens=num_tokens + 12))
+    assert case.record.media_tokens == counted
 
 
 async def test_a_prompt_that_is_submitted_again_counts_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from gateway import data_uris
 from gateway.media import MediaLimits, MediaLoader
-from pipeline.media_errors import BadMedia, MediaError, MediaTooLarge, MediaUnreachable
+from pipeline.media_errors import BadMedia, MediaError, MediaFull, MediaTooLarge, MediaUnreachable
 from pipeline.values import MediaKind, MediaRef
 from tests.gateway.media_files import data_uri, image, png_head, wav
 
@@ -109,11 +110,10 @@ async def test_a_message_that_comes_again_has_its_media_already(
 
 
 async def test_fetched_files_are_kept_within_a_bound_and_only_as_long_as_their_messages(
-    make: Callable[..., MediaLoader], pages: Pages, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., MediaLoader], pages: Pages
 ) -> None:
     file = image()
-    monkeypatch.setattr("gateway.media._MAX_KEPT_BYTES", 2 * len(file))
-    loader = make()
+    loader = make(max_held_bytes=2 * 4 * len(file))  # a quarter of it is for these
     pages.files = {f"https://a/{name}": file for name in "wxyz"}
     refs = {name: ref(f"https://a/{name}") for name in "wxyz"}
     for name in "xyz":
@@ -124,9 +124,25 @@ async def test_fetched_files_are_kept_within_a_bound_and_only_as_long_as_their_m
     data = ref(data_uri(file))
     await loader.load([data])
     assert data.found, "its message bounds it"
-    del refs["x"]
+    del refs["x"], data
     await loader.load([refs["w"]])
     assert refs["w"].found
+
+
+async def test_all_that_are_held_have_a_bound(make: Callable[..., MediaLoader], pages: Pages) -> None:
+    file = image()
+    loader = make(max_held_bytes=3 * len(file))
+    pages.files = {"https://a/x": file}
+    held = await loader.load([ref(data_uri(file)), ref("https://a/x")])
+    assert loader.num_held_bytes == 2 * len(file)
+    more = [ref(data_uri(image(color="blue"))), ref("https://a/x", "image")]
+    with pytest.raises(MediaFull, match=f"the limit is {3 * len(file)}") as caught:
+        await loader.load(more)
+    assert caught.value.status_hint == 503
+    del held, caught, more
+    gc.collect()  # the failure's traceback held what it had loaded
+    assert loader.num_held_bytes == 0
+    assert len(await loader.load([ref(data_uri(file)), ref("https://a/x")])) == 2
 
 
 async def test_the_same_data_as_another_kind_is_another_medium(make: Callable[..., MediaLoader]) -> None:

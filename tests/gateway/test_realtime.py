@@ -15,6 +15,7 @@ import pytest
 from gateway import realtime
 from gateway.flow import Flow
 from gateway.realtime import RealtimeTalk, TalkParts
+from gateway.realtime_conversation import Memory
 from gateway.realtime_ports import OpenedSocket
 from gateway.record import RequestRecord
 from gateway.sampling_fields import DEFAULT_LIMITS
@@ -89,13 +90,21 @@ class Talking:
         self.flow = FakeFlow()
         self.sent: list[Event] = []
         self.remembered: list[RequestRecord] = []
+        self.memory = Memory(1 << 20)
 
         async def send(message: Any) -> None:
             self.sent.append(json.loads(message["text"]))
 
         outlet = WebSocketOutlet(cast(Any, send), 1 << 20, lambda reason: None)
         parts = TalkParts(
-            cast(Flow, self.flow), self.remembered.append, DEFAULT_LIMITS, 100, 1 << 20, max_responses, 60.0
+            cast(Flow, self.flow),
+            self.remembered.append,
+            DEFAULT_LIMITS,
+            100,
+            1 << 20,
+            self.memory,
+            max_responses,
+            60.0,
         )
         socket = OpenedSocket(outlet, {}, "key-1", "192.0.2.1", lambda: None)
         self.talk = RealtimeTalk(parts, socket, "model")
@@ -320,7 +329,9 @@ async def test_an_item_that_no_prompt_may_hold_is_refused_when_it_comes() -> Non
 async def test_a_lost_connection_stops_every_response() -> None:
     talking = Talking()
     first, beside = await say_hello(talking), await talking.answer(conversation="none")
+    assert talking.memory.num_bytes > 0
     talking.talk.lost("closed with 1001")
+    assert talking.memory.num_bytes == 0
     assert (first.reason, beside.reason) == ("closed with 1001",) * 2
     assert talking.talk.is_idle
     await asyncio.sleep(0.01)

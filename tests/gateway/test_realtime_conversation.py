@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 
-from gateway.realtime_conversation import Conversation
+from gateway.realtime_conversation import Conversation, Memory
 from gateway.realtime_items import Item, answer_item, messages
 from pipeline.errors import ClientError
-from pipeline.realtime_errors import ConversationTooLarge, DuplicateItem, ItemNotFound, NothingToHear
+from pipeline.realtime_errors import (
+    ConversationsFull,
+    ConversationTooLarge,
+    DuplicateItem,
+    ItemNotFound,
+    NothingToHear,
+)
 from tests.gateway.realtime_values import call, client_error, item, said
 
 
@@ -233,3 +239,26 @@ def test_any_sequence_of_changes_is_that_of_a_plain_list(seed: int) -> None:
         assert [each["content"] for each in messages(conversation)] == [text for _, text in plain if text]
     assert min(num_done.values()) > 10
     assert len(num_done) == 3
+
+
+def test_conversations_share_a_memory() -> None:
+    """What one gives back, another may take; an answer is always taken."""
+    memory = Memory(100)
+    first, second = Conversation(memory=memory), Conversation(memory=memory)
+    first.add(item(said("user", "x" * 60, "a")))
+    second.add(item(said("user", "x" * 30, "b")))
+    with pytest.raises(ConversationsFull, match="would have 101 bytes; the limit is 100"):
+        second.add(item(said("user", "x" * 11, "c")))
+    assert second.add_answer(answer("d"), "b") == "b"
+    second.finish_answer(answer("d", "y" * 20, "completed"))
+    assert memory.num_bytes == 110
+    with pytest.raises(ConversationsFull):
+        first.check_room()
+    first.delete("a")
+    assert memory.num_bytes == 50
+    second.truncate("d", 0, 5)
+    assert memory.num_bytes == 35
+    second.close()
+    assert memory.num_bytes == 0
+    second.add_answer(answer("e", "late"), "b")
+    assert memory.num_bytes == 0

@@ -266,6 +266,8 @@ def test_usage_is_in_the_names_of_realtime() -> None:
         },
         "output_token_details": {"text_tokens": 7, "audio_tokens": 0},
     }
+    seen = usage_object(Usage(20, 1, 0, media_tokens={"image": 14}))["input_token_details"]
+    assert (seen["text_tokens"], seen["image_tokens"], seen["audio_tokens"]) == (6, 14, 0)
     known = usage_object(Usage(1, 9, 0, reasoning_tokens=4))["output_token_details"]
     assert known == {"text_tokens": 9, "audio_tokens": 0, "reasoning_tokens": 4}
 
