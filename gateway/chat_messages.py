@@ -225,7 +225,7 @@ def _check_arguments(arguments: str | dict[str, Any] | None, max_depth: int, par
     check_depth(value, max_depth, param)
 
 
-def to_tools(tools: list[Tool] | None, max_depth: int) -> list[dict[str, Any]] | None:
+def to_tools(tools: list[Tool] | None, max_depth: int, max_tools: int) -> list[dict[str, Any]] | None:
     """The template's tools. Raises `InvalidRequest`."""
     if tools is None:
         return None
@@ -233,6 +233,8 @@ def to_tools(tools: list[Tool] | None, max_depth: int) -> list[dict[str, Any]] |
         raise InvalidRequest(
             "'tools' must not be an empty array. Give at least one tool, or leave it out.", "tools"
         )
+    if len(tools) > max_tools:
+        raise InvalidRequest(f"'tools' has {len(tools)} entries; the limit is {max_tools}.", "tools")
     return [_to_tool(tool, f"tools[{index}]", max_depth) for index, tool in enumerate(tools)]
 
 

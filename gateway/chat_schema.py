@@ -152,7 +152,8 @@ def parse_chat(
             "unsupported_field",
         )
     max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    tool_choice, tools = to_tool_choice(fields.tool_choice, to_tools(fields.tools, limits.max_depth))
+    tools = to_tools(fields.tools, limits.max_depth, limits.max_tools)
+    tool_choice, tools = to_tool_choice(fields.tool_choice, tools)
     return ChatRequest(
         model=fields.model,
         messages=_messages(fields, limits),

@@ -65,11 +65,10 @@ class Exchange:
 
     def refuse(self, error: HeadraceError) -> None:
         """Wait no longer for the body or the prompt: `read_body` or `unless_gone` raises this."""
+        self._refusal = error
         if self._deadline is not None:
-            self._refusal = error
             self._deadline.reschedule(0.0)
         elif self._work is not None:
-            self._refusal = error
             self._work.cancel()
 
     async def _receive_body(self, max_bytes: int) -> bytes:
@@ -89,11 +88,13 @@ class Exchange:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def unless_gone(self, work: Awaitable[Served]) -> Served:
-        """The result of some work before anything is sent.
+        """The result of some work before anything is sent; it is not begun after `refuse`.
 
         Raises `ClientGone` if the client leaves first, and what `refuse` was given.
         """
         self._work = task = asyncio.ensure_future(work)
+        if self._refusal is not None:  # it came in a pause, while there was no work
+            task.cancel()
         gone = asyncio.ensure_future(self._gone())
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)

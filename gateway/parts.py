@@ -44,6 +44,7 @@ def request_limits(settings: Settings) -> RequestLimits:
         max_choices=min(RequestLimits().max_choices, limits.queue_max_requests),
         max_stop_strings=limits.max_stop_strings,
         max_stop_chars=limits.max_stop_chars,
+        max_tools=limits.max_tools,
         drop_lone_surrogates=settings.text.unencodable_characters == "strip",
         allow_escape=settings.answers.allow_request_escape,
     )

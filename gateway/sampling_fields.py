@@ -31,6 +31,7 @@ class RequestLimits:
     max_choices: int = 1024  # prompts times n
     max_stop_strings: int = 4  # OpenAI's and vLLM's
     max_stop_chars: int = 256  # what the text filter may hold
+    max_tools: int = 1024  # 20 us each, on the event loop
     max_bad_words: int = 128  # vLLM's VLLM_MAX_NUM_BAD_WORDS
     max_token_ids: int = 262_144  # in one list: as many as the largest vocabularies have
     max_depth: int = 64  # of JSON inside one field; vLLM's limit for schemas

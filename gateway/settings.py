@@ -148,6 +148,7 @@ class Limits:
         int,
         About("fields of objects and members of arrays, in what reaches the prompt", "values", at_least=1),
     ] = 131_072
+    max_tools: Annotated[int, About("tools of one request", "tools", at_least=1)] = 1024
     max_stop_strings: Annotated[int, About("stop strings of one request", "strings", at_least=1)] = 4
     max_stop_chars: Annotated[int, About("characters of one stop string", "characters", at_least=1)] = 256
     max_n: Annotated[int, About("choices per request", "choices", at_least=1)] = 16

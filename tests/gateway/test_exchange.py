@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from gateway.exchange import ABORT_EXTENSION, Exchange, require_json
-from pipeline.errors import BodyTooLarge, BodyTooSlow, ClientGone, InvalidRequest, NoWorker, UnknownModel
+from pipeline.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    Draining,
+    ClientGone,
+    InvalidRequest,
+    NoWorker,
+    UnknownModel,
+)
 from tests.gateway.answering import turns
 from tests.gateway.asgi import Request
 
@@ -216,3 +224,18 @@ async def test_error_goes_to_the_client_and_its_facts_to_the_log() -> None:
         assert one.record.detail == detail
         assert one.record.ended == request.client.json["error"]["code"] or one.record.ended != ""
         assert "MARKER" not in repr(one.record.log_fields(0.0, 0.0))
+
+
+async def test_what_is_refused_in_a_pause_begins_no_more_work() -> None:
+    """As when the server stops while a prompt lets others run."""
+    has_begun = False
+
+    async def work() -> None:
+        nonlocal has_begun
+        has_begun = True
+
+    one = exchange(Request())
+    one.refuse(Draining())
+    with pytest.raises(Draining):
+        await one.unless_gone(work())
+    assert not has_begun

@@ -770,3 +770,10 @@ def accepts(parse: Any, body: bytes) -> bool:
         return True
     assert len(error.message.encode()) < 500
     return False
+
+
+def test_more_tools_than_the_limit() -> None:
+    limits = RequestLimits(max_tools=2)
+    assert len(parse_chat(chat(tools=[TOOL] * 2), limits).tools or ()) == 2
+    error = refusal(lambda body: parse_chat(body, limits), chat(tools=[TOOL] * 3))
+    assert (error.param, error.message) == ("tools", "'tools' has 3 entries; the limit is 2.")

@@ -67,12 +67,13 @@ def test_an_update_keeps_what_it_does_not_name_and_null_resets() -> None:
 
 def test_a_session_keeps_no_settings_that_are_slow_to_read_again() -> None:
     """A short response.create would stop everyone for as long as they take. A response may bring its own."""
-    tools = [TOOL | {"name": f"f{number}"} for number in range(4000)]
+    text = {"description": "x" * 300}
+    tools = [TOOL | {"name": f"f{number}"} | text for number in range(1024)]
     error = refusal(lambda: FIRST.update({"tools": tools}))
     assert (error.param, f"the limit is {MAX_SETTINGS_BYTES}" in str(error)) == ("session", True)
-    assert len(planned(FIRST, {"tools": tools}).request.tools or ()) == 4000
+    assert len(planned(FIRST, {"tools": tools}).request.tools or ()) == 1024
     long = "x" * 2 * MAX_SETTINGS_BYTES
-    assert FIRST.update({"instructions": long, "tools": tools[:1000]}).settings["instructions"] == long
+    assert FIRST.update({"instructions": long, "tools": tools[:500]}).settings["instructions"] == long
 
 
 def test_tools_that_are_gone_take_their_choice_with_them() -> None:
