@@ -11,8 +11,8 @@ from gateway.exchange import ABORT_EXTENSION, Exchange, require_json
 from pipeline.errors import (
     BodyTooLarge,
     BodyTooSlow,
-    Draining,
     ClientGone,
+    Draining,
     InvalidRequest,
     NoWorker,
     UnknownModel,
