@@ -18,6 +18,7 @@ from openai import BadRequestError, OpenAI
 from tokenizers import AddedToken, Tokenizer
 
 from tests import stack
+from tests.e2e.realtime import talking
 from tests.gateway.media_files import data_uri, image, png_head, wav
 from tests.stack import Gateway
 
@@ -227,6 +228,45 @@ def test_raw_prompts_take_no_placeholders(client: OpenAI) -> None:
 def test_a_placeholder_that_a_user_writes_is_text(client: OpenAI) -> None:
     answer = ask(client, {"type": "text", "text": "<image>"}, image_part(RED))
     assert answer.usage.prompt_tokens > ask(client, image_part(RED)).usage.prompt_tokens
+
+
+async def test_a_conversation_shows_an_image_once_and_asks_twice(gateway: Gateway, client: OpenAI) -> None:
+    """As a chat with the same messages answers; what is sent back of an item is without its data."""
+    item = {
+        "type": "message",
+        "role": "user",
+        "content": [
+            {"type": "input_image", "image_url": data_uri(RED)},
+            {"type": "input_text", "text": QUESTION["text"]},
+        ],
+    }
+    async with talking(gateway.port, "seeing") as talk:
+        shown = await talk.add(item)
+        assert "image_url" not in shown["content"][0]
+        assert (await talk.retrieve(shown["id"]))["content"][0]["image_url"] == data_uri(RED)
+        first = await talk.respond(max_output_tokens=12)
+        second = await talk.ask("And now?", max_output_tokens=12)
+        await talk.send("conversation.item.create", item=item | {"content": item["content"][:1] * 4})
+        assert (await talk.error())["code"] == "too_many_media"
+    messages: list[Any] = [{"role": "user", "content": [image_part(RED), QUESTION]}]
+    for said, follow_up in ((first, "And now?"), (second, "")):
+        answer = client.chat.completions.create(model="seeing", messages=messages, max_tokens=12)
+        assert said.text == text(answer)
+        usage = said.response["usage"]
+        assert usage["input_tokens"] == answer.usage.prompt_tokens  # type: ignore[union-attr]
+        assert usage["input_token_details"]["image_tokens"] == NUM_MEDIA_TOKENS
+        messages += [{"role": "assistant", "content": said.text}, {"role": "user", "content": follow_up}]
+
+
+async def test_a_conversation_hears(gateway: Gateway, client: OpenAI) -> None:
+    """Samples as OpenAI's clients send them: 16 bits, 24 kHz, without a file around them."""
+    samples = wav(0.1, 24_000)
+    part = {"type": "input_audio", "audio": base64.b64encode(samples[44:]).decode()}
+    async with talking(gateway.port, "seeing") as talk:
+        await talk.add({"type": "message", "role": "user", "content": [part]})
+        said = await talk.respond(max_output_tokens=12)
+    assert said.text == text(ask(client, sound_part(samples)))
+    assert said.response["usage"]["input_token_details"]["audio_tokens"] == NUM_MEDIA_TOKENS
 
 
 def test_no_log_line_holds_data_of_a_request(gateway: Gateway, client: OpenAI) -> None:
