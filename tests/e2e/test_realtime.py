@@ -35,6 +35,7 @@ SCRIPT: Final = {
     RESULT: "It is sunny in Rome.",
     "weather in Rome": CALL,
     "Sing the song": SONG,
+    "Sing for ever": SONG * 40,
     "Say nothing": "No\x00thing",
     "Do what is forbidden": "It is a forbidden thing to do",
     "Tell a secret": "This is a secret, is it not?",
@@ -228,14 +229,14 @@ async def test_what_cannot_be_done_is_an_error_with_the_clients_event_id(
 
 async def interrupted(talk: Talk) -> Spoken:
     """A turn that is cancelled while it is sung."""
-    await talk.say("Sing the song.", id="please")
+    await talk.say("Sing for ever.", id="please")
     response_id = await talk.begin()
     for _ in range(5):
         await talk.until(DELTA)
     await talk.send("response.cancel")
     said = await talk.until_done(response_id)
     assert said.status == "cancelled"
-    assert SONG.startswith(said.text)
+    assert SCRIPT["Sing for ever"].startswith(said.text)
     assert len(said.text) > 9
     return said
 
@@ -246,7 +247,7 @@ async def test_after_a_cancel_the_prompt_holds_what_was_sent(served: Served) -> 
         served.worker.take()
         await talk.ask("Go on.", max_output_tokens=4)
         await served.assert_prompt(
-            [turn("user", "Sing the song."), turn("assistant", said.text), turn("user", "Go on.")]
+            [turn("user", "Sing for ever."), turn("assistant", said.text), turn("user", "Go on.")]
         )
 
 
@@ -268,7 +269,7 @@ async def test_after_a_barge_in_the_prompt_holds_only_what_was_heard(served: Ser
             await talk.say(heard, "assistant", id=said.item_id, previous_item_id="please")
         await talk.ask("Go on.", max_output_tokens=4)
         await served.assert_prompt(
-            [turn("user", "Sing the song."), turn("assistant", heard), turn("user", "Go on.")]
+            [turn("user", "Sing for ever."), turn("assistant", heard), turn("user", "Go on.")]
         )
 
 
