@@ -37,7 +37,7 @@ _VLLM_FIXTURES = frozenset({"_vllm", "vllm", "vllm_requests"})  # vLLM's import:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --long or a -m that speaks of it, `long` tests are deselected.
 
-    Side by side (`-n 2 --dist loadgroup`) a module stays in one process, and so does all that has an engine
+    Side by side (`-n 3 --dist loadgroup`) a module stays in one process, and so does all that has an engine
     or vLLM itself.
     """
     for item in items:
