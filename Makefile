@@ -4,7 +4,8 @@
 PYTHON ?= $(or $(HEADRACE_PYTHON),python3)
 VENV := .venv/bin
 ARGS ?=
-# Three test processes, which wait for others half of their time; empty for one, as a debugger wants it: make test PARALLEL= ARGS="tests/filters --pdb".
+# Three test processes, which wait for others half of their time; empty for one, as a debugger wants it:
+# make test PARALLEL= ARGS="tests/filters --pdb".
 PARALLEL ?= -n 3 --dist loadgroup
 # Tests and benchmarks start a thousand processes: compiled modules are kept, whatever the shell's habit.
 unexport PYTHONDONTWRITEBYTECODE
