@@ -104,6 +104,7 @@ class Gateway:
             audit=Audit(self.metrics, self.audit_log),
             way_out=parts.way_out(settings.answers),
             observe_prompt=self.warmup.observe,
+            check_media=self._media.check,
         )
 
     async def _load_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:

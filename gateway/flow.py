@@ -9,8 +9,9 @@ called by the engine.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,12 +33,12 @@ from gateway.text_writers import NDJSON, PlainTextWriter
 from gateway.watch import OpenRequests
 from gateway.way_out import WayOut
 from gateway.writers import SSE, JsonWriter, SseWriter, Writer
-from pipeline.errors import Draining, HeadraceError
+from pipeline.errors import Draining, HeadraceError, Overloaded
 from pipeline.events import CONTENT
 from pipeline.inbound import InputRules, Ready
-from pipeline.media import without_media
+from pipeline.media import media_of, without_media
 from pipeline.ports import Engine
-from pipeline.values import ChatRequest, CompletionRequest
+from pipeline.values import ChatRequest, CompletionRequest, MediaRef
 
 Request = ChatRequest | CompletionRequest
 
@@ -84,7 +85,9 @@ class Flow:
         audit: Audit,
         way_out: WayOut,
         observe_prompt: ObservePrompt = lambda worker, ids, cache_salt, first, now_s: None,
+        check_media: Callable[[Sequence[MediaRef]], None] = lambda refs: None,
     ) -> None:
+        self._check_media = check_media
         self._engine = engine
         self._models = models
         self._keys = keys
@@ -124,8 +127,13 @@ class Flow:
         return await self.prepare_request(exchange, request)
 
     def check(self, request: ChatRequest) -> None:
-        """What can be said of a request's texts before it is made. Raises `InvalidRequest`."""
-        self._models.get(request.model).inbound.check(request)
+        """What can be said of a request's texts, tools and media before it is made. Raises `ClientError`."""
+        model = self._models.get(request.model)
+        with contextlib.suppress(Overloaded):  # as its workers are now, if there are any
+            model = self._as_now(model)
+        self._way_out.check(model, request)
+        model.inbound.check(request)
+        self._check_media(media_of(request.messages))
 
     async def prepare_request(self, asker: Asker, request: Request) -> tuple[Prompt, Ready]:
         """Steps 2 to 6, of a request that came in whatever form."""
@@ -170,6 +178,10 @@ class Flow:
             raise Draining
         self._engine.check_room(name)  # first: it tells a model that is not there from one that still loads
         model = self._models.get(name)
+        return self._as_now(model)
+
+    def _as_now(self, model: Model) -> Model:
+        name = model.info.name
         return self._models.within(model, self._engine.max_model_len(name), self._engine.media(name))
 
     async def _ready(self, asker: Asker, model: Model, request: Request, rules: RulesVersion) -> Ready:

@@ -36,6 +36,9 @@ class Fetcher(Protocol):
     async def fetch(self, url: str, path: str, max_bytes: int) -> bytes:
         """Raises an error of `pipeline/media_errors.py`."""
 
+    def check(self, url: str, path: str) -> object:
+        """Raises `MediaNotAllowed` for what would not be fetched."""
+
     async def close(self) -> None: ...
 
 
@@ -82,6 +85,17 @@ class MediaLoader:
             await asyncio.gather(*tasks, return_exceptions=True)
         return tuple(loaded[place] for place in places)
 
+    def check(self, refs: Sequence[MediaRef]) -> None:
+        """Raises `MediaError` for what one slice of its data shows to be bad. What is small is then loaded."""
+        for ref in refs:
+            if not _is_data(ref):
+                self._fetcher.check(ref.url, ref.path)
+                continue
+            decoding = Decoding(self._data_uri(ref))
+            _step(decoding, ref)
+            if decoding.is_done:
+                ref.found[:] = [self._held(self._looked_at(ref, decoding.data))]
+
     async def close(self) -> None:
         """Nothing more is loaded."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -100,13 +114,15 @@ class MediaLoader:
             data = await self._decoded(ref)
         else:
             data = await self._fetcher.fetch(ref.url, ref.path, self._limits.max_bytes)
-        if not data:
-            raise BadMedia(ref.path, "is empty.")
         self._check_room(len(data))
         loop = asyncio.get_running_loop()
-        medium = await loop.run_in_executor(self._threads, self._looked_at, ref, data)
-        self.num_held_bytes += len(data)
-        weakref.finalize(medium, self._gone, len(data)).atexit = False
+        return self._held(await loop.run_in_executor(self._threads, self._looked_at, ref, data))
+
+    def _held(self, medium: Medium) -> Medium:
+        """Count it until it is gone."""
+        num_bytes = len(medium.data)
+        self.num_held_bytes += num_bytes
+        weakref.finalize(medium, self._gone, num_bytes).atexit = False
         return medium
 
     def _gone(self, num_bytes: int) -> None:
@@ -118,31 +134,32 @@ class MediaLoader:
         if in_all > self._limits.max_held_bytes:
             raise MediaFull(in_all, self._limits.max_held_bytes)
 
-    async def _decoded(self, ref: MediaRef) -> bytes:
+    def _data_uri(self, ref: MediaRef) -> DataUri:
         try:
             uri = DataUri.parse(ref.url)
             if uri.is_samples and ref.kind != "audio":
                 raise ValueError("is an image, but its data are samples of a sound.")
         except ValueError as problem:
             raise BadMedia(ref.path, str(problem)) from None
-        max_bytes = self._limits.max_bytes
-        if uri.num_bytes > max_bytes:
-            raise MediaTooLarge(ref.path, uri.num_bytes, max_bytes)
+        if uri.num_bytes > self._limits.max_bytes:
+            raise MediaTooLarge(ref.path, uri.num_bytes, self._limits.max_bytes)
         self._check_room(uri.num_bytes)
-        decoding = Decoding(uri)
+        return uri
+
+    async def _decoded(self, ref: MediaRef) -> bytes:
+        decoding = Decoding(self._data_uri(ref))
         while not decoding.is_done:
             async with self._turn:
-                try:
-                    decoding.step()
-                except ValueError as problem:
-                    raise BadMedia(ref.path, str(problem)) from None
+                _step(decoding, ref)
                 if not decoding.is_done:
                     await asyncio.sleep(0)
-            if decoding.num_bytes > max_bytes:
-                raise MediaTooLarge(ref.path, decoding.num_bytes, max_bytes, is_least=True)
+            if decoding.num_bytes > self._limits.max_bytes:
+                raise MediaTooLarge(ref.path, decoding.num_bytes, self._limits.max_bytes, is_least=True)
         return decoding.data
 
     def _looked_at(self, ref: MediaRef, data: bytes) -> Medium:
+        if not data:
+            raise BadMedia(ref.path, "is empty.")
         try:
             form = self._image(ref, data) if ref.kind == "image" else self._sound(ref, data)
         except ValueError as problem:
@@ -166,6 +183,13 @@ class MediaLoader:
 
 def _is_data(ref: MediaRef) -> bool:
     return ref.url[:5].lower() == "data:"
+
+
+def _step(decoding: Decoding, ref: MediaRef) -> None:
+    try:
+        decoding.step()
+    except ValueError as problem:
+        raise BadMedia(ref.path, str(problem)) from None
 
 
 def _place_among(wanted: list[MediaRef], ref: MediaRef) -> int:

@@ -61,12 +61,7 @@ class MediaFetcher:
 
     async def fetch(self, url: str, path: str, max_bytes: int) -> bytes:
         """The file. `path` is the content part, for errors; raises `MediaError` or `MediaBusy`."""
-        http = self._http
-        if http is None:
-            raise MediaNotAllowed(
-                path, "is a URL, and this server fetches none: send the data itself (data:…)."
-            )
-        target = self._allowed(url, path)
+        http, target = self.check(url, path)
         has_place = False
         try:
             async with asyncio.timeout(self._limit_s), self._places:
@@ -74,6 +69,15 @@ class MediaFetcher:
                 return await self._followed(http, target, path, max_bytes)
         except TimeoutError:
             raise MediaTimeout(path, self._limit_s) if has_place else MediaBusy(self._max_fetches) from None
+
+    def check(self, url: str, path: str) -> tuple[PublicHttp, URL]:
+        """Raises `MediaNotAllowed` for what is known not to be fetched without asking anybody."""
+        if self._http is None:
+            raise MediaNotAllowed(
+                path,
+                "is a URL, and this server fetches none (allowed_media_domains): send the data (data:…).",
+            )
+        return self._http, self._allowed(url, path)
 
     async def close(self) -> None:
         if self._http is not None:

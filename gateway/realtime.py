@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, time
 from typing import Any, Final
@@ -34,7 +34,7 @@ from gateway.realtime_schema import (
     event_id_of,
     read_event,
 )
-from gateway.realtime_session import ResponsePlan, Session
+from gateway.realtime_session import ResponsePlan, Session, of_session
 from gateway.realtime_writer import RealtimeWriter
 from gateway.record import RequestRecord
 from gateway.sampling_fields import RequestLimits
@@ -108,7 +108,9 @@ class RealtimeTalk:
     # -- client events -------------------------------------------------------------------------------------
 
     def _update(self, event: SessionUpdate) -> None:
-        self._session = self._session.update(event.session)
+        session = self._session.update(event.session)
+        self._check_settings(session)
+        self._session = session
         self._events.session_updated(self._session.wire())
 
     def _create_item(self, event: ItemCreate) -> None:
@@ -157,6 +159,14 @@ class RealtimeTalk:
             self._parts.flow.check(ChatRequest(base.model, (item.message,), base.generation, base.delivery))
         except InvalidRequest as error:
             raise of_item(error, item, "item") from None
+
+    def _check_settings(self, session: Session) -> None:
+        """Raises `InvalidRequest` for settings that would make every response fail."""
+        instructions = {"role": "system", "content": session.settings.get("instructions", "")}
+        try:
+            self._parts.flow.check(replace(session.base, messages=(instructions,)))
+        except InvalidRequest as error:
+            raise of_session(error) from None
 
     # -- responses -----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 from gateway.keys import ApiKeys
 from gateway.settings_access import ANY, split_entries
-from pipeline.errors import ClientError, InvalidRequest
+from pipeline.errors import BadKey, ClientError, InvalidRequest
 
 SUBPROTOCOL: Final = "realtime"
 KEY_PREFIX: Final = "openai-insecure-api-key."
@@ -53,12 +53,20 @@ class Admission:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         offered: Sequence[str] = scope.get("subprotocols", ())
         self._check_origin(headers)
-        key_id = self._keys.check(_with_key(headers, offered))
+        key_id = self._key_id(headers, offered)
         return Admitted(
             query=_query(scope.get("query_string", b"")),
             key_id=key_id,
             subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None,
         )
+
+    def _key_id(self, headers: Mapping[bytes, bytes], offered: Sequence[str]) -> str | None:
+        try:
+            return self._keys.check(_with_key(headers, offered))
+        except BadKey as error:
+            raise BadKey(
+                f"{error} A browser offers the subprotocols '{SUBPROTOCOL}' and '{KEY_PREFIX}KEY'."
+            ) from None
 
     def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         origin = headers.get(b"origin")

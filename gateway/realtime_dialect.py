@@ -25,6 +25,9 @@ Settings = Mapping[str, Json]  # by the newer names, as the client gave them; nu
 
 TEXT_ONLY: Final = ["text"]
 MAX_INCLUDES: Final = 16
+TIMINGS: Final = "timings"
+# What may be asked for beside events' own fields. The second is OpenAI's, and has no effect.
+INCLUDES: Final = (TIMINGS, "item.input_audio_transcription.logprobs")
 # Older names of the Realtime API, and the names that chats have for the same.
 _ALIASES: Final = {
     "modalities": "output_modalities",
@@ -220,10 +223,7 @@ def _check_include(value: Json, param: str) -> None:
             f"'{param}' must be an array of at most {MAX_INCLUDES}, got {show(value)}.", param
         )
     for index, name in enumerate(value):
-        if not isinstance(name, str):
-            raise InvalidRequest(
-                f"'{param}[{index}]' must be a string, got {show(name)}.", f"{param}[{index}]"
-            )
+        _one_of(name, INCLUDES, f"{param}[{index}]")
 
 
 def _check_audio(value: Json, param: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from gateway.json_body import show
 from gateway.media_parts import PCM_RATE
 from gateway.realtime_conversation import Conversation
-from gateway.realtime_dialect import Given, Settings, chat_request, read_fields
+from gateway.realtime_dialect import TIMINGS, Given, Settings, chat_request, read_fields
 from gateway.realtime_items import Item, NewId, messages, read_item
 from gateway.sampling_fields import RequestLimits
 from pipeline.errors import InvalidRequest
@@ -26,7 +26,6 @@ MAX_SETTINGS_BYTES: Final = 256 << 10
 MAX_METADATA: Final = 16
 MAX_METADATA_KEY_CHARS: Final = 64
 MAX_METADATA_VALUE_CHARS: Final = 512
-TIMINGS: Final = "timings"
 # What a session says of settings that nobody has set.
 _UNSET: Final[dict[str, Json]] = {
     "instructions": "",
@@ -157,6 +156,14 @@ class Session:
         if not isinstance(item_id, str):
             raise InvalidRequest(f"'{param}.id' must be a string, got {show(item_id)}.", f"{param}.id")
         return conversation.get(item_id, "reference", f"{param}.id")
+
+
+def of_session(error: InvalidRequest) -> InvalidRequest:
+    """An error of a request with a session's settings, whose one message are its instructions."""
+    param = error.param or ""
+    name = "session.instructions" if param.startswith("messages") else f"session.{param}".rstrip(".")
+    message = str(error).replace(param, name, 1) if param.startswith("messages") else str(error)
+    return InvalidRequest(message, name, error.code)
 
 
 def _merged(settings: Settings, given: Settings) -> dict[str, Json]:

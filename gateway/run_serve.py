@@ -136,6 +136,7 @@ def welcome(settings: Settings, url: str, model: str) -> str:
     socket_flag = f"--unix-socket {settings.http.uds} " if unix else ""
     key = " -H 'authorization: Bearer KEY'" if settings.access.api_key else ""
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
+    chat_key = " --api-key KEY" if settings.access.api_key else ""
     lines = [
         f"headrace: ready; {model} answers at {url}",
         "",
@@ -143,7 +144,7 @@ def welcome(settings: Settings, url: str, model: str) -> str:
         f"        -d '{json.dumps(body)}'",
         "",
         *([] if unix else [f"    chat page:     {base}/"]),
-        f"    in this shell: headrace chat --url {url}",
+        f"    in this shell: headrace chat --url {url}{chat_key}",
         "",
         "Ctrl-C ends it.",
     ]

@@ -20,7 +20,7 @@ from filters.patterns import Patterns
 from pipeline.assembly import GenerationDefaults, assemble
 from pipeline.context_policy import Room, fit, room_for
 from pipeline.control_characters import ControlPolicy
-from pipeline.conversation import PART_SEPARATOR, with_arguments_read
+from pipeline.conversation import PART_SEPARATOR, conversation, with_arguments_read
 from pipeline.detokenizer import open_detokenizer
 from pipeline.encoding import BYTES_PER_ID, pack_ids
 from pipeline.errors import ContextTooLong, InvalidRequest
@@ -141,7 +141,10 @@ class Inbound:
 
     def check(self, request: ChatRequest) -> None:
         """Raises `ClientError` for texts and media that no prompt may hold, without making one."""
-        check_taken(media_of(request.messages), self.info, self._options.max_media)
+        media = media_of(request.messages)
+        check_taken(media, self.info, self._options.max_media)
+        if media:
+            conversation(request.messages, self._template(request).content_format, knows_developer=True)
         self._validator.check(self._read(request))
 
     def tokens_of(self, request: ChatRequest, now_s: float) -> Steps[Tokens]:

@@ -116,7 +116,7 @@ class TooManyConversations(Overloaded):
     code = "too_many_conversations"
 
     def __init__(self, number: int, max_number: int) -> None:
-        super().__init__(f"This process has {number} conversations; the limit is {max_number}.")
+        super().__init__(f"Conversations of this process: {number}; the limit is {max_number}.")
 
 
 class ConversationsFull(Overloaded):

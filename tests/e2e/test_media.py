@@ -248,6 +248,15 @@ async def test_a_conversation_shows_an_image_once_and_asks_twice(gateway: Gatewa
         second = await talk.ask("And now?", max_output_tokens=12)
         await talk.send("conversation.item.create", item=item | {"content": item["content"][:1] * 4})
         assert (await talk.error())["code"] == "too_many_media"
+        for url, code in (
+            ("http://example.com/a.png", "media_not_allowed"),
+            (data_uri(b"AAA"), "invalid_media"),
+            (data_uri(png_head(100, 100)), "media_too_large"),
+        ):
+            content = [{"type": "input_image", "image_url": url}]
+            await talk.send("conversation.item.create", item=item | {"content": content}, event_id="bad")
+            error = await talk.error()
+            assert (error["code"], error["event_id"]) == (code, "bad")
     messages: list[Any] = [{"role": "user", "content": [image_part(RED), QUESTION]}]
     for said, follow_up in ((first, "And now?"), (second, "")):
         answer = client.chat.completions.create(model="seeing", messages=messages, max_tokens=12)
@@ -256,6 +265,16 @@ async def test_a_conversation_shows_an_image_once_and_asks_twice(gateway: Gatewa
         assert usage["input_tokens"] == answer.usage.prompt_tokens  # type: ignore[union-attr]
         assert usage["input_token_details"]["image_tokens"] == NUM_MEDIA_TOKENS
         messages += [{"role": "assistant", "content": said.text}, {"role": "user", "content": follow_up}]
+
+
+async def test_a_model_that_reads_only_refuses_an_item_when_it_comes(gateway: Gateway) -> None:
+    content = [{"type": "input_image", "image_url": data_uri(RED)}]
+    async with talking(gateway.port, "reading") as talk:
+        await talk.send(
+            "conversation.item.create", item={"type": "message", "role": "user", "content": content}
+        )
+        assert "the model reading takes no images" in (await talk.error())["message"]
+        assert (await talk.ask("Hello.", max_output_tokens=4)).text
 
 
 async def test_a_conversation_hears(gateway: Gateway, client: OpenAI) -> None:

@@ -11,7 +11,14 @@ import pytest
 
 from gateway import data_uris
 from gateway.media import MediaLimits, MediaLoader
-from pipeline.media_errors import BadMedia, MediaError, MediaFull, MediaTooLarge, MediaUnreachable
+from pipeline.media_errors import (
+    BadMedia,
+    MediaError,
+    MediaFull,
+    MediaNotAllowed,
+    MediaTooLarge,
+    MediaUnreachable,
+)
 from pipeline.values import MediaKind, MediaRef
 from tests.gateway.media_files import data_uri, image, png_head, wav
 
@@ -40,6 +47,11 @@ class Pages:
             return self.files[url]
         finally:
             self.num_open -= 1
+
+    def check(self, url: str, path: str) -> object:
+        if "closed" in url:
+            raise MediaNotAllowed(path, "is closed.")
+        return None
 
     async def close(self) -> None:
         self.is_closed = True
@@ -149,6 +161,27 @@ async def test_the_same_data_as_another_kind_is_another_medium(make: Callable[..
     url = data_uri(wav(), "audio/wav")
     with pytest.raises(BadMedia, match="is no image"):
         await make().load([ref(url, "audio"), ref(url)])
+
+
+async def test_what_is_known_to_be_bad_is_told_before_anything_is_loaded(
+    make: Callable[..., MediaLoader], pages: Pages
+) -> None:
+    """A small file is then loaded already; of a large one, its first slice is looked at."""
+    loader = make(max_bytes=400_000)
+    good, large = ref(data_uri(image())), ref("data:image/png;base64," + "AAAA" * 60_000)
+    loader.check([good, large])
+    assert (len(good.found), len(large.found)) == (1, 0)
+    assert (await loader.load([good]))[0] is good.found[0]
+    for bad, problem in (
+        (ref("https://closed/x"), "is closed"),
+        (ref(data_uri(b"no image")), "is no image"),
+        (ref("data:image/png;base64,AA*A" + "AAAA" * 60_000), "is no base64"),
+        (ref("data:image/png;base64," + "AAAA" * 140_000), "400000"),
+        (ref("data:image/png;base64,"), "is empty"),
+    ):
+        with pytest.raises(MediaError, match=problem):
+            loader.check([good, bad])
+        assert not bad.found
 
 
 async def test_what_a_type_says_counts_for_nothing(make: Callable[..., MediaLoader]) -> None:

@@ -326,6 +326,16 @@ async def test_an_item_that_no_prompt_may_hold_is_refused_when_it_comes() -> Non
     assert (await talking.answer()).contents == ["Hello."]
 
 
+async def test_settings_that_no_prompt_may_hold_change_nothing() -> None:
+    talking = Talking()
+    talking.send("session.update", session={"instructions": "Be kind."})
+    (event,) = talking.send("session.update", session={"instructions": "Be \0."})
+    assert event["error"]["param"] == "session.instructions"
+    assert event["error"]["message"] == "session.instructions holds the character U+0000."
+    talking.add("Hello.")
+    assert (await talking.answer()).contents == ["Be kind.", "Hello."]
+
+
 async def test_a_lost_connection_stops_every_response() -> None:
     talking = Talking()
     first, beside = await say_hello(talking), await talking.answer(conversation="none")

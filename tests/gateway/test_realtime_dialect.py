@@ -150,7 +150,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"speech": "word"}, "speech", 'one of token, clause, sentence; got "word"'),
     ({"include": "timings"}, "include", 'array of at most 16, got "timings"'),
     ({"include": ["a"] * 17}, "include", "got an array of 17"),
-    ({"include": [1]}, "include[0]", "must be a string, got 1"),
+    ({"include": [1]}, "include[0]", "; got 1"),
+    ({"include": ["timings", "timing"]}, "include[1]", "must be one of timings, item."),
     ({"audio": []}, "audio", "must be an object, got an array of 0"),
     (
         {"audio": {"input": {"format": {"type": "audio/pcmu"}}}},
