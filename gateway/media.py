@@ -86,7 +86,7 @@ class MediaLoader:
         return tuple(loaded[place] for place in places)
 
     def check(self, refs: Sequence[MediaRef]) -> None:
-        """Raises `MediaError` for what one slice of its data shows to be bad. What is small is then loaded."""
+        """Raises `MediaError` for what one slice of its data shows to be bad. Small ones are then loaded."""
         for ref in refs:
             if not _is_data(ref):
                 self._fetcher.check(ref.url, ref.path)
