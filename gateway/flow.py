@@ -127,11 +127,10 @@ class Flow:
         return await self.prepare_request(exchange, request)
 
     def check(self, request: ChatRequest) -> None:
-        """What can be said of a request's texts, tools and media before it is made. Raises `ClientError`."""
+        """What can be said of a request's texts and media before it is made. Raises `ClientError`."""
         model = self._models.get(request.model)
         with contextlib.suppress(Overloaded):  # as its workers are now, if there are any
             model = self._as_now(model)
-        self._way_out.check(model, request)
         model.inbound.check(request)
         self._check_media(media_of(request.messages))
 

@@ -285,14 +285,15 @@ async def test_every_message_is_answered_and_the_conversation_goes_on(served: Se
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_twenty_thousand_messages_leave_nothing_behind(served: Served) -> None:
-    """Memory goes up and down by what the largest messages take while they are read."""
+async def test_forty_thousand_messages_leave_nothing_behind(served: Served) -> None:
+    """Memory goes up by what the largest messages take while they are read, several at once by chance: 794 MB
+    after 20,000 messages, and the same after 40,000."""
     await attack_all(served, 10, seed=0)
     before = await asyncio.to_thread(at_rest, served.gateway, [served.worker])
     memory = []
-    for seed in (10_000, 20_000, 30_000, 40_000):
+    for seed in range(10_000, 90_000, 10_000):
         await attack_all(served, 850, seed)
         await asyncio.to_thread(wait_until_held, served.gateway, [served.worker], before)
         memory.append(resident_bytes(served.gateway.pid) - kept_bytes(served.gateway))
-    grown = min(memory[2:]) - min(memory[:2])
-    assert grown < 64 << 20, memory  # 6 KiB for each message, of which some have 400
+    grown = min(memory[6:]) - max(memory[4:6])
+    assert grown < 32 << 20, memory  # 3 KiB for each of the last 10,000 messages, of which some have 400
