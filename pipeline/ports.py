@@ -20,6 +20,8 @@ from pipeline.values import (
     MediaKind,
     MediaSupport,
     ModelInfo,
+    TextCall,
+    TextUsage,
     TokenLogprobs,
 )
 
@@ -43,6 +45,22 @@ class Sink(Protocol):
         with the first ids. `logprobs` has one entry per id when asked for. `now_s` is the monotonic time
         when the frame was read.
         """
+
+    def failed(self, error: HeadraceError) -> None:
+        """The choice ends without a finish."""
+
+
+class TextSink(Protocol):
+    """Receives one choice's output from a server that gives text."""
+
+    def text(self, fragments: Sequence[Fragment], num_tokens: int, now_s: float) -> None:
+        """What an event of the server had, split into channels. `num_tokens`: in it, as far as that is known.
+
+        `now_s` is the monotonic time when it was read.
+        """
+
+    def ended(self, finish: str, stop: int | str | None, usage: TextUsage, now_s: float) -> None:
+        """The choice is complete. `finish` in OpenAI's words, `stop` as in `Sink.tokens`."""
 
     def failed(self, error: HeadraceError) -> None:
         """The choice ends without a finish."""
@@ -79,6 +97,9 @@ class Engine(Protocol):
 
         Raises `NoWorker` or `QueueFull`. Does not wait: the worker's queue is the queue.
         """
+
+    def submit_text(self, call: TextCall, sink: TextSink) -> Handle:
+        """The same for a model whose servers take text (`ModelInfo.is_text`)."""
 
 
 class OutputParser(Protocol):

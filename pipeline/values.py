@@ -1,7 +1,7 @@
 """One frozen value per hop, in flow order. No behaviour beyond trivial properties.
 
 bytes -> ChatRequest | CompletionRequest -> Prompt -> EngineCall -> (engine) -> FirstToken, TokenLogprobs ->
-Usage
+Usage; or, where the engine's server takes text, -> TextCall -> (server) -> TextUsage -> Usage
 """
 
 from __future__ import annotations
@@ -182,6 +182,41 @@ class EngineCall:
     reasoning_parser_kwargs: Mapping[str, Json] | None = None
     media: tuple[Medium, ...] = ()  # one for each placeholder in the prompt, in their order by kind
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.prompt.num_tokens
+
+    @property
+    def affinity(self) -> int:
+        return self.prompt.affinity
+
+
+@dataclass(frozen=True, slots=True)
+class TextCall:
+    """All that a server needs for one choice that renders and tokenizes by itself.
+
+    `fields`: of the request's body as the client gave them, without what the way there decides (`n`,
+    `stream`, `stream_options`) and without this gateway's own.
+    """
+
+    model: str
+    target: str  # /v1/chat/completions or /v1/completions
+    fields: Mapping[str, Json] = field(repr=False)
+    num_prompt_tokens: int  # a guess by the number of characters: weighs in routing and in the queue's bounds
+    affinity: int  # hash of the beginning of its text; equal ones prefer the same server
+    max_tokens: int  # at most; weighs in routing
+    fingerprint: str = ""  # as in `EngineCall`
+
+
+@dataclass(frozen=True, slots=True)
+class TextUsage:
+    """What a server says that it counted. None: it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
@@ -227,4 +262,5 @@ class ModelInfo:
     scripted: bool = False
     created: int = 0
     reasoning_parser: str | None = None  # of the engine; it must be the gateway's too
+    is_text: bool = False  # its server takes and gives text: no ids, no tokenizer here
     media: Mapping[MediaKind, MediaSupport] = field(default_factory=dict)  # what it takes beside text
