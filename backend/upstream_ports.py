@@ -23,6 +23,13 @@ class AnswerReader(Protocol):
         `failed`.
         """
 
+    def closed(self, now_s: float) -> bool:
+        """The body is complete. True: that was a tidy end, and the sink has had its finish or a failure.
+
+        False: the stream broke off, and the server (`upstream_server.py`) tells the sink so. Not asked after
+        `event` has said True.
+        """
+
 
 class TokenWire(Protocol):
     """An API that takes and gives token ids."""
