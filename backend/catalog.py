@@ -1,4 +1,4 @@
-"""Which models the linked workers serve, and who may join: one fingerprint per served name.
+"""Which models the replicas serve, and who may join: one fingerprint per served name.
 
 Two workers of one name whose tokenizer or template differ would give one conversation two meanings, so the
 second is refused. A name whose last worker has left may come back as something else. An engine that sees
@@ -8,12 +8,9 @@ another end of the reasoning than the gateway would bind its grammars there: its
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from backend.link import Welcome
-from backend.media_support import support_of
 from pipeline.values import ModelInfo
 
 OnModel = Callable[[ModelInfo, Mapping[str, bytes]], Awaitable[None]]
@@ -40,7 +37,7 @@ def no_parser(model: str) -> str | None:
 @dataclass(slots=True)
 class _Entry:
     info: ModelInfo
-    held_by: dict[Hashable, str] = field(default_factory=dict)  # worker object -> its name
+    held_by: dict[Hashable, str] = field(default_factory=dict)  # replica -> its title
 
 
 class Catalog:
@@ -53,43 +50,47 @@ class Catalog:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def join(
-        self, worker: Hashable, welcome: Welcome, read_files: Callable[[], Awaitable[Mapping[str, bytes]]]
+        self,
+        replica: Hashable,
+        title: str,
+        infos: Sequence[ModelInfo],
+        read_files: Callable[[], Awaitable[Mapping[str, bytes]]],
     ) -> None:
-        """Add a worker under each of its names.
+        """Add a replica under each name that it serves. `title`: what errors call it.
 
         Raises `ReasoningParserError`, `FingerprintError`, and what `on_model` raises. The files are read only
         where `on_model` must be told. After an error call `leave`.
         """
-        for name in welcome.model_names:
-            check_reasoning_parser(name, welcome, self._reasoning_parser_of(name))
-        for name in welcome.model_names:
-            async with self._locks.setdefault(name, asyncio.Lock()):
-                await self._join_one(name, worker, welcome, read_files)
+        for info in infos:
+            check_reasoning_parser(title, info, self._reasoning_parser_of(info.name))
+        for info in infos:
+            async with self._locks.setdefault(info.name, asyncio.Lock()):
+                await self._join_one(replica, title, info, read_files)
 
     async def _join_one(
         self,
-        name: str,
-        worker: Hashable,
-        welcome: Welcome,
+        replica: Hashable,
+        title: str,
+        info: ModelInfo,
         read_files: Callable[[], Awaitable[Mapping[str, bytes]]],
     ) -> None:
+        name = info.name
         entry = self._entries.get(name)
-        info = _info(name, welcome)
         if entry is not None and entry.held_by:
             if entry.info.fingerprint != info.fingerprint:
                 raise FingerprintError(
-                    f"worker {welcome.worker} serves {name!r} with fingerprint {info.fingerprint[:12]}, but "
+                    f"worker {title} serves {name!r} with fingerprint {info.fingerprint[:12]}, but "
                     f"{', '.join(entry.held_by.values())} with {entry.info.fingerprint[:12]}: "
                     f"their tokenizers or templates differ"
                 )
         elif entry is None or replace(entry.info, created=info.created) != info:
             await self._on_model(info, await read_files())
             entry = self._entries[name] = _Entry(info)
-        entry.held_by[worker] = welcome.worker
+        entry.held_by[replica] = title
 
-    def leave(self, worker: Hashable) -> None:
+    def leave(self, replica: Hashable) -> None:
         for entry in self._entries.values():
-            entry.held_by.pop(worker, None)
+            entry.held_by.pop(replica, None)
 
     def names(self) -> tuple[str, ...]:
         """Every name that was ever served, whether or not a worker is there now."""
@@ -100,9 +101,9 @@ class Catalog:
         return None if entry is None else entry.info
 
 
-def check_reasoning_parser(model: str, welcome: Welcome, ours: str | None) -> None:
+def check_reasoning_parser(title: str, info: ModelInfo, ours: str | None) -> None:
     """Raises `ReasoningParserError` unless engine and gateway have the same one, or none."""
-    theirs = welcome.reasoning_parser or None
+    model, theirs = info.name, info.reasoning_parser
     if theirs == ours:
         return
     if theirs is None:
@@ -110,24 +111,10 @@ def check_reasoning_parser(model: str, welcome: Welcome, ours: str | None) -> No
     else:
         advice = f"start the gateway with --reasoning-parser {theirs} (or {model}={theirs})"
     raise ReasoningParserError(
-        f"worker {welcome.worker} serves {model!r} with {_named(theirs)}, but this gateway has "
+        f"worker {title} serves {model!r} with {_named(theirs)}, but this gateway has "
         f"{_named(ours)} for it: {advice}"
     )
 
 
 def _named(parser: str | None) -> str:
     return "no reasoning parser" if parser is None else f"the reasoning parser {parser!r}"
-
-
-def _info(name: str, welcome: Welcome) -> ModelInfo:
-    return ModelInfo(
-        name=name,
-        max_model_len=welcome.max_model_len,
-        block_size=welcome.block_size,
-        default_sampling=welcome.default_sampling,
-        fingerprint=welcome.fingerprint,
-        scripted=welcome.scripted,
-        created=int(time.time()),
-        reasoning_parser=welcome.reasoning_parser or None,
-        media=support_of(welcome),
-    )

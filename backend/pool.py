@@ -1,4 +1,4 @@
-"""All linked workers as one engine: who serves what, who has room, who gets the next call."""
+"""All replicas as one engine, linked workers and upstream servers: who has room, who gets the next call."""
 
 from __future__ import annotations
 
@@ -13,50 +13,40 @@ from typing import Final
 
 from backend.address import Address
 from backend.catalog import Catalog, OnModel
-from backend.link_client import ClientLimits, LinkClient
+from backend.link_client import ClientLimits
 from backend.media_support import Support, joined, lack
-from backend.remote_worker import PoolSettings, RemoteWorker, WorkerStatus
+from backend.remote_worker import PoolSettings, RemoteWorker
+from backend.replica import Replica, WorkerStatus
 from pipeline.errors import EngineRejected, NoWorker, QueueFull, UnknownModel
-from pipeline.ports import Handle, Sink
+from pipeline.ports import Handle, Sink, TextSink
 from pipeline.routing import Load, choose
-from pipeline.values import EngineCall, MediaKind, ModelInfo
+from pipeline.values import EngineCall, MediaKind, ModelInfo, TextCall
 
 logger = logging.getLogger(__name__)
 
 QUIET_LIMIT_S: Final = 3.0  # heartbeats come once a second
 
-__all__ = ["ClientLimits", "PoolSettings", "RemoteWorker", "WorkerPool", "WorkerStatus"]
+__all__ = ["ClientLimits", "PoolSettings", "RemoteWorker", "WorkerPool", "WorkerStatus", "linked_pool"]
 
 
 class WorkerPool:
-    """`pipeline.ports.Engine` over workers.
+    """`pipeline.ports.Engine` over replicas, which have joined, or will join, the catalog.
 
-    `on_model(info, files)` is awaited before the first worker of a model becomes ready, with the model's
-    files by name. `rng` jitters reconnects. `on_change` is called with each worker that has become ready or
-    is no longer. A worker that is listed twice is a `ValueError`.
+    One that is listed twice is a `ValueError`.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        settings: PoolSettings,
-        on_model: OnModel,
-        rng: random.Random | None = None,
-        on_change: Callable[[RemoteWorker], None] = lambda worker: None,
-    ) -> None:
-        if len(set(addresses)) != len(addresses):
-            raise ValueError(f"a worker is listed twice: {', '.join(map(str, addresses))}")
-        self._catalog = Catalog(on_model, settings.reasoning_parser_of)
-        rng = rng or random.Random()
-        self._workers = [
-            RemoteWorker(address, settings, self._catalog, rng, on_change) for address in addresses
-        ]
+    def __init__(self, replicas: Sequence[Replica], catalog: Catalog) -> None:
+        keys = [replica.key for replica in replicas]
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"a worker is listed twice: {', '.join(keys)}")
+        self.replicas = tuple(replicas)
+        self._catalog = catalog
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to connect; workers become ready in their own time (`statuses`)."""
+        """Begin to connect; replicas become ready in their own time (`statuses`)."""
         self._tasks = [
-            asyncio.create_task(worker.run(), name=f"worker {worker.key}") for worker in self._workers
+            asyncio.create_task(replica.run(), name=f"worker {replica.key}") for replica in self.replicas
         ]
 
     async def stop(self) -> None:
@@ -69,22 +59,22 @@ class WorkerPool:
         self._tasks = []
 
     def statuses(self) -> list[WorkerStatus]:
-        return [worker.status() for worker in self._workers]
+        return [replica.status() for replica in self.replicas]
 
     def misfits(self) -> list[str]:
-        """Why workers are refused that do not fit this gateway's own settings, one line each."""
-        return [worker.misfit for worker in self._workers if worker.misfit is not None]
+        """Why replicas are refused that do not fit this gateway's own settings, one line each."""
+        return [replica.misfit for replica in self.replicas if replica.misfit is not None]
 
     def is_settled(self) -> bool:
-        """Whether every worker has once served, failed, been refused, or told that it still loads."""
-        return all(worker.has_answered for worker in self._workers)
+        """Whether every replica has once served, failed, been refused, or told that it still loads."""
+        return all(replica.has_answered for replica in self.replicas)
 
     # -- pipeline.ports.Engine -----------------------------------------------------------------------------
 
     def models(self) -> list[ModelInfo]:
-        """Models with a ready worker.
+        """Models with a ready replica.
 
-        Where workers of a name differ, the shortest context is the model's, and the media that any takes.
+        Where replicas of a name differ, the shortest context is the model's, and the media that any takes.
         """
         infos = []
         for name in self._catalog.names():
@@ -94,11 +84,7 @@ class WorkerPool:
         return infos
 
     def _context_lengths(self, name: str) -> list[int]:
-        return [
-            worker.welcome.max_model_len
-            for worker in self._workers
-            if worker.welcome is not None and worker.serving(name) is not None
-        ]
+        return [replica.max_model_len(name) for replica in self.replicas if replica.serves(name)]
 
     def max_model_len(self, model: str) -> int:
         lengths = self._context_lengths(model)
@@ -107,65 +93,85 @@ class WorkerPool:
         return min(lengths)
 
     def media(self, model: str) -> Support:
-        """What the ready workers of a model take beside text; nothing where none is ready."""
-        clients = (worker.serving(model) for worker in self._workers)
-        return joined(client.media for client in clients if client is not None)
+        """What the ready replicas of a model take beside text; nothing where none is ready."""
+        return joined(replica.media for replica in self.replicas if replica.serves(model))
 
     def check_room(self, model: str) -> None:
         self._with_room(model, 0)
 
     def submit(self, call: EngineCall, sink: Sink) -> Handle:
-        kinds = [medium.kind for medium in call.media]
-        clients = _not_silent(self._with_room(call.model, call.prompt.num_tokens, call.fingerprint, kinds))
-        loads = [Load(client.key, client.slots.outstanding_tokens) for client in clients]
-        return clients[choose(call.prompt.affinity, loads)].submit(call, sink)
+        return self._choose(call, [medium.kind for medium in call.media]).submit(call, sink)
+
+    def submit_text(self, call: TextCall, sink: TextSink) -> Handle:
+        return self._choose(call).submit_text(call, sink)
+
+    def _choose(self, call: EngineCall | TextCall, kinds: Sequence[MediaKind] = ()) -> Replica:
+        able = _not_silent(self._with_room(call.model, call.num_prompt_tokens, call.fingerprint, kinds))
+        loads = [Load(replica.key, replica.outstanding_tokens) for replica in able]
+        return able[choose(call.affinity, loads)]
 
     def _with_room(
         self, model: str, num_tokens: int, fingerprint: str = "", kinds: Sequence[MediaKind] = ()
-    ) -> list[LinkClient]:
-        """Connections to ready workers of a model that can take such a prompt; there is at least one.
+    ) -> list[Replica]:
+        """Ready replicas of a model that can take such a prompt; there is at least one.
 
         `fingerprint`: of this very model. A name may have become another one's since the ids were made.
         `kinds`: of its media, each as often as there are such.
         """
-        ready = [
-            (worker, client)
-            for worker in self._workers
-            if (client := worker.serving(model, fingerprint)) is not None
-        ]
+        ready = [replica for replica in self.replicas if replica.serves(model, fingerprint)]
         if not ready:
             raise self._nobody(model, fingerprint)
         if kinds:
-            problems = [lack(client.media, kinds) for _, client in ready]
+            problems = [lack(replica.media, kinds) for replica in ready]
             ready = [each for each, problem in zip(ready, problems, strict=True) if problem is None]
             if not ready:
                 raise EngineRejected(f"No worker of {model!r} takes this request's media: {problems[0]}.")
-        clients = [client for worker, client in ready if worker.has_room(client.slots, num_tokens)]
-        if not clients:
+        able = [replica for replica in ready if replica.has_room(num_tokens)]
+        if not able:
             raise QueueFull(
                 f"The queue of every worker of {model!r} is full ({len(ready)} ready). Try again later."
             )
-        return clients
+        return able
 
     def _nobody(self, model: str, fingerprint: str = "") -> UnknownModel | NoWorker:
-        """A name that nobody serves is unknown only when every worker has said what it serves."""
+        """A name that nobody serves is unknown only when every replica has said what it serves."""
         if fingerprint and self._context_lengths(model):
             return NoWorker("The model was exchanged meanwhile: another model has its name now. Try again.")
         known = self._catalog.names()
-        if model not in known and all(worker.welcome is not None for worker in self._workers):
+        names = [replica.model_names for replica in self.replicas]
+        if model not in known and None not in names:
             return UnknownModel(model, known)
         states = Counter(
-            worker.state
-            for worker in self._workers
-            if worker.welcome is None or model in worker.welcome.model_names
+            replica.state
+            for replica, served in zip(self.replicas, names, strict=True)
+            if served is None or model in served
         )
         told = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none configured"
         # Without the name: nobody may know it, and then it is a client's text, which no log may hold.
         return NoWorker(f"No worker of this model is ready (workers: {told}).")
 
 
-def _not_silent(clients: list[LinkClient]) -> list[LinkClient]:
-    """Those whose heartbeats come, if there are any: a worker that froze a moment ago is still linked."""
+def linked_pool(
+    addresses: Sequence[Address],
+    settings: PoolSettings,
+    on_model: OnModel,
+    rng: random.Random | None = None,
+    on_change: Callable[[RemoteWorker], None] = lambda worker: None,
+) -> WorkerPool:
+    """A pool of linked workers alone.
+
+    `on_model(info, files)` is awaited before the first worker of a model becomes ready, with the model's
+    files by name. `rng` jitters reconnects. `on_change` is called with each worker that has become ready or
+    is no longer.
+    """
+    catalog = Catalog(on_model, settings.reasoning_parser_of)
+    rng = rng or random.Random()
+    workers = [RemoteWorker(address, settings, catalog, rng, on_change) for address in addresses]
+    return WorkerPool(workers, catalog)
+
+
+def _not_silent(replicas: list[Replica]) -> list[Replica]:
+    """Those whose heartbeats come, if there are any: one that froze a moment ago is still connected."""
     now_s = time.monotonic()
-    heard = [client for client in clients if now_s - client.heard_s < QUIET_LIMIT_S]
-    return heard or clients
+    heard = [replica for replica in replicas if now_s - replica.heard_s < QUIET_LIMIT_S]
+    return heard or replicas

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from backend.address import Address
 from backend.catalog import Catalog, FingerprintError, MisfitError, ParserOf, no_parser
+from backend.introduction import model_infos
 from backend.link import Stats, Welcome
 from backend.link_client import ClientLimits, LinkClient, open_link
+from backend.media_support import Support
 from backend.model_cache import ModelCache
-from backend.slots import SlotTable
-from pipeline.errors import EngineFault, WorkerLost, WorkerStalled
-from pipeline.ports import Handle, Sink
-from pipeline.values import EngineCall
+from backend.replica import (
+    CLOSED,
+    CONNECTING,
+    DRAINING,
+    LOADING,
+    READY,
+    REFUSED,
+    STALLED,
+    QueueBounds,
+    WorkerStatus,
+)
+from pipeline.errors import EngineFault, EngineRejected, WorkerLost, WorkerStalled
+from pipeline.ports import Handle, Sink, TextSink
+from pipeline.values import EngineCall, TextCall
 
 logger = logging.getLogger(__name__)
 
 REFUSAL_LOG_S: Final = (
     60.0  # a worker that is refused comes back every few seconds; its reason is told this often
-)
-CONNECTING, LOADING, READY, DRAINING, STALLED, REFUSED, CLOSED = (
-    "connecting",
-    "loading",
-    "ready",
-    "draining",
-    "stalled",
-    "refused",
-    "closed",
 )
 LIFECYCLE: Final[dict[str, dict[str, str]]] = {
     CONNECTING: {"load": LOADING, "lost": CONNECTING, "stalled": STALLED, "close": CLOSED},
@@ -68,37 +72,6 @@ class PoolSettings:
     min_backoff_s: float = 0.2
     max_backoff_s: float = 3.0
     reasoning_parser_of: ParserOf = no_parser  # a worker of a model must have the same one
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """A worker for /ready, /v1/models and metrics.
-
-    The engine's figures are of its last heartbeat, and 0 without a link.
-    """
-
-    address: str
-    name: str  # the worker's own; its address until it has introduced itself
-    state: str
-    reason: str  # why it is not ready; empty when it is
-    models: tuple[str, ...]
-    scripted: bool
-    engine_path: str
-    versions: dict[str, str]
-    max_running: int
-    running: int
-    waiting: int
-    kv_usage: float
-    prefix_queries: int
-    prefix_hits: int
-    preemptions: int
-    outstanding_requests: int  # of this gateway process, like the following
-    outstanding_tokens: int
-    waiting_requests: int
-    waiting_tokens: int
-    dropped_entries: int
-    copied_bytes: int
-    num_connects: int
 
 
 class RemoteWorker:
@@ -152,13 +125,46 @@ class RemoteWorker:
         finally:
             self._advance("close", "the gateway has closed it")
 
-    def serving(self, model: str, fingerprint: str = "") -> LinkClient | None:
-        """The open connection, if this worker is ready and serves the model, of this fingerprint if given."""
+    # -- backend.replica.Replica ---------------------------------------------------------------------------
+
+    @property
+    def model_names(self) -> Sequence[str] | None:
+        return self.welcome.model_names if self.welcome is not None else None
+
+    @property
+    def heard_s(self) -> float:
+        return self.client.heard_s if self.client is not None else -math.inf
+
+    @property
+    def media(self) -> Support:
+        return self.client.media if self.client is not None else {}
+
+    @property
+    def outstanding_tokens(self) -> int:
+        return self.client.slots.outstanding_tokens if self.client is not None else 0
+
+    def serves(self, model: str, fingerprint: str = "") -> bool:
         client, welcome = self.client, self.welcome
         if self.state is not READY or welcome is None or client is None or not client.is_open:
-            return None
-        is_same = not fingerprint or fingerprint == welcome.fingerprint
-        return client if is_same and model in welcome.model_names else None
+            return False
+        return fingerprint in ("", welcome.fingerprint) and model in welcome.model_names
+
+    def max_model_len(self, model: str) -> int:
+        assert self.welcome is not None, "it serves nothing"
+        return self.welcome.max_model_len
+
+    def has_room(self, num_tokens: int) -> bool:
+        settings = self._settings
+        bounds = QueueBounds(settings.max_waiting_requests, settings.max_waiting_tokens)
+        return self.client is not None and bounds.admit(self.client.slots, num_tokens)
+
+    def submit(self, call: EngineCall, sink: Sink) -> Handle:
+        """Raises what `LinkClient.submit` raises."""
+        assert self.client is not None, "it serves nothing"
+        return self.client.submit(call, sink)
+
+    def submit_text(self, call: TextCall, sink: TextSink) -> Handle:
+        raise EngineRejected(f"worker {self.key} takes token ids, not text")
 
     def submit_background(self, call: EngineCall, sink: Sink) -> Handle:
         """Give this very worker a call that does not count as load, for routing or for the queue bounds.
@@ -168,13 +174,6 @@ class RemoteWorker:
         if self.state is not READY or self.client is None:
             raise WorkerLost(f"worker {self.key} is {self.state}")
         return self.client.submit(call, sink, is_background=True)
-
-    def has_room(self, slots: SlotTable, num_tokens: int) -> bool:
-        """Whether a prompt of this length may join those that wait here. A single one always may."""
-        settings = self._settings
-        if slots.num_waiting >= settings.max_waiting_requests:
-            return False
-        return not slots.num_waiting or slots.waiting_tokens + num_tokens <= settings.max_waiting_tokens
 
     def status(self) -> WorkerStatus:
         client, welcome = self.client, self.welcome
@@ -246,7 +245,8 @@ class RemoteWorker:
         self.client = client
         welcome = await client.welcomed()
         self._advance("load", "reading the model's files")
-        await self._catalog.join(self, welcome, lambda: self._cache.load(client, welcome.files))
+        infos = model_infos(welcome)
+        await self._catalog.join(self, welcome.worker, infos, lambda: self._cache.load(client, welcome.files))
         self.welcome, self.has_answered, self.misfit = welcome, True, None
         if not client.ended.done():
             self.num_connects += 1

@@ -20,7 +20,7 @@ from typing import Final, Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 from backend.pool import WorkerStatus
-from backend.remote_worker import READY
+from backend.replica import READY
 
 # Stages of ours take tens of microseconds to milliseconds; prefill takes seconds.
 STAGE_BUCKETS_S: Final = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from backend.address import parse_address
 from backend.catalog import OnModel
 from backend.output_parsers import load_output_parsers
-from backend.pool import ClientLimits, PoolSettings, WorkerPool
+from backend.pool import ClientLimits, PoolSettings, WorkerPool, linked_pool
 from backend.remote_worker import RemoteWorker
 from gateway.answer import AnswerLimits
 from gateway.journal import JournalLimits
@@ -129,7 +129,7 @@ def worker_pool(
         reasoning_parser_of=partial(parser_for, settings.answers.reasoning_parser),
     )
     workers = [parse_address(worker) for worker in settings.link.worker]
-    return WorkerPool(workers, pool, on_model, on_change=on_change)
+    return linked_pool(workers, pool, on_model, on_change=on_change)
 
 
 def streams(settings: Settings, metrics: Metrics) -> Streams:

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from backend.remote_worker import READY
+from backend.replica import READY
 from gateway.metrics import Metrics
 from gateway.prompt_settings import WarmPrompt
 from gateway.turns import Turns

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from backend.catalog import Catalog, FingerprintError, ReasoningParserError
+from backend.introduction import model_infos
 from backend.link import Welcome
 from pipeline.values import ModelInfo
 
@@ -48,7 +49,7 @@ class Told:
         async def read_files() -> Mapping[str, bytes]:
             return {"tokenizer.json": b"{}"}
 
-        await self.catalog.join(worker, welcome, read_files)
+        await self.catalog.join(worker, welcome.worker, model_infos(welcome), read_files)
 
 
 async def test_model_is_told_once_for_workers_that_join_together() -> None:
@@ -116,7 +117,7 @@ async def test_model_that_cannot_be_loaded_is_tried_again_by_the_next_worker() -
     catalog = Catalog(fails)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="bad tokenizer"):
-            await catalog.join("a", make_welcome("a", ["m"]), read_files)
+            await catalog.join("a", "a", model_infos(make_welcome("a", ["m"])), read_files)
     assert catalog.names() == ()
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from backend.address import Address, parse_address
 from backend.link_client import ClientLimits
-from backend.pool import PoolSettings, RemoteWorker, WorkerPool
+from backend.pool import PoolSettings, RemoteWorker, WorkerPool, linked_pool
 from backend.scripted import Faults
 from pipeline.errors import EngineFault, NoWorker, QueueFull, UnknownModel, WorkerLost, WorkerStalled
 from pipeline.values import ModelInfo
@@ -44,7 +44,7 @@ async def pooled(
         max_backoff_s=0.05,
         **settings,
     )
-    pool = WorkerPool(addresses, chosen, on_model or ignore, random.Random(1), on_change)
+    pool = linked_pool(addresses, chosen, on_model or ignore, random.Random(1), on_change)
     await pool.start()
     try:
         yield pool
@@ -113,7 +113,9 @@ async def test_model_that_fails_to_load_after_its_link_has_ended_is_tried_again(
         nonlocal num_calls
         num_calls += 1
         if num_calls == 1:
-            client = pool._workers[0].client
+            (worker,) = pool.replicas
+            assert isinstance(worker, RemoteWorker)
+            client = worker.client
             assert client is not None
             client.end(WorkerStalled("it has sent nothing"))
             assert states(pool) == ["stalled"]
@@ -229,7 +231,7 @@ async def test_worker_listed_twice_is_refused(tmp_path: Path) -> None:
 
     address = parse_address("tcp://127.0.0.1:7400")
     with pytest.raises(ValueError, match="listed twice"):
-        WorkerPool([address, address], PoolSettings(cache_dir=tmp_path), ignore)
+        linked_pool([address, address], PoolSettings(cache_dir=tmp_path), ignore)
 
 
 # -- bounds and routing ------------------------------------------------------------------------------------
@@ -592,7 +594,8 @@ async def test_tls_works_and_a_stranger_certificate_does_not(tmp_path: Path, lis
 
 async def test_backoff_grows_is_jittered_and_bounded(tmp_path: Path) -> None:
     async with pooled(tmp_path, Address(path=str(tmp_path / "nobody"))) as pool:
-        worker = pool._workers[0]
+        (worker,) = pool.replicas
+        assert isinstance(worker, RemoteWorker)
         waits = [worker._backoff_s(failures) for failures in (0, 1, 2, 50)]
         assert 0.005 <= waits[0] <= 0.01
         assert 0.01 <= waits[1] <= 0.02

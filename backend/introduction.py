@@ -1,0 +1,27 @@
+"""What a server tells of itself when it is connected, made into what the catalog keeps. No I/O."""
+
+from __future__ import annotations
+
+import time
+
+from backend.link import Welcome
+from backend.media_support import support_of
+from pipeline.values import ModelInfo
+
+
+def model_infos(welcome: Welcome) -> list[ModelInfo]:
+    """What a linked worker tells of its models: one under each of its names."""
+    return [
+        ModelInfo(
+            name=name,
+            max_model_len=welcome.max_model_len,
+            block_size=welcome.block_size,
+            default_sampling=welcome.default_sampling,
+            fingerprint=welcome.fingerprint,
+            scripted=welcome.scripted,
+            created=int(time.time()),
+            reasoning_parser=welcome.reasoning_parser or None,
+            media=support_of(welcome),
+        )
+        for name in welcome.model_names
+    ]
