@@ -67,8 +67,8 @@ def main_gateway(flags: Mapping[str, Any]) -> int:
 
 def run_gateway(settings: Settings) -> int:
     """`headrace gateway`, until a signal or a failure; the exit code."""
-    if not settings.link.worker:
-        raise SettingsError(["worker is missing: to which workers should the gateway connect?"])
+    if not settings.link.worker and not settings.upstream.upstream:
+        raise SettingsError(["worker or upstream is missing: to what should the gateway connect?"])
     set_up_logging(settings.general.log_level)
     is_one = settings.http.processes == 1 and settings.streams.redis != EMBEDDED
     return _run_one(settings) if is_one else _run_several(settings)

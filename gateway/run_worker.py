@@ -75,9 +75,9 @@ def _scripted_options(settings: Settings) -> ScriptedOptions:
     from backend.scripted import Faults, ScriptedOptions
 
     scripted, engine = settings.scripted, settings.engine
-    assert scripted.tokenizer is not None, "the settings' check has refused that"
+    (tokenizer,) = settings.upstream.tokenizer  # the settings' check has refused anything else
     options = ScriptedOptions(
-        tokenizer=Path(scripted.tokenizer).expanduser(),
+        tokenizer=Path(tokenizer).expanduser(),
         step_ms=scripted.step_ms,
         jitter_ms=scripted.jitter_ms,
         prefill_ms_per_1k=scripted.prefill_ms_per_1k,

@@ -22,6 +22,7 @@ from gateway.settings_media import Media
 from gateway.settings_realtime import Realtime
 from gateway.settings_streams import Streams
 from gateway.settings_tokens import Tokens
+from gateway.settings_upstream import Upstream
 from gateway.settings_worker import Engine, Scripted
 from pipeline.context_policy import ContextPolicy
 from pipeline.prompt_templates import PromptTemplate
@@ -280,6 +281,7 @@ class Settings:
     http: Http = Http()
     access: Access = field(default_factory=Access)
     link: Link = Link()
+    upstream: Upstream = field(default_factory=Upstream)
     limits: Limits = Limits()
     text: Text = Text()
     prompts: Prompts = Prompts()

@@ -15,6 +15,7 @@ from gateway.settings_access import check_access
 from gateway.settings_answers import check_parsers
 from gateway.settings_media import check_media
 from gateway.settings_streams import EMBEDDED
+from gateway.settings_upstream import check_tokenizers
 
 _REDIS_SCHEMES: Final = ("redis://", "rediss://", "unix://")
 
@@ -25,6 +26,7 @@ def check_together(settings: Settings) -> Iterator[str]:
     yield from _addresses(settings)
     yield from check_access(settings.access)
     yield from check_media(settings.media)
+    yield from check_tokenizers(settings.upstream.tokenizer)
     yield from check_warm(settings.prompts.warm, settings.prompts.templates)
     yield from check_parsers("tool_call_parser", settings.answers.tool_call_parser)
     yield from check_parsers("reasoning_parser", settings.answers.reasoning_parser)
@@ -48,8 +50,9 @@ def _pairs(settings: Settings) -> Iterator[str]:
             yield f"{name}_certfile and {name}_keyfile belong together; only one is given"
     if settings.scripted.scripted and settings.engine.model is not None:
         yield "scripted and model are both given; a scripted worker has no model, it needs a tokenizer"
-    if settings.scripted.scripted and settings.scripted.tokenizer is None:
-        yield "tokenizer is missing; a scripted worker needs the folder of one"
+    if settings.scripted.scripted and len(settings.upstream.tokenizer) != 1:
+        given = len(settings.upstream.tokenizer)
+        yield f"tokenizer: {given} are given; a scripted worker needs the folder of one"
 
 
 def _addresses(settings: Settings) -> Iterator[str]:

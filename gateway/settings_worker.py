@@ -59,9 +59,6 @@ class Scripted:
     COMMANDS: ClassVar = ENGINE
 
     scripted: Annotated[bool, About("make deterministic tokens without a model")] = False
-    tokenizer: Annotated[str | None, About("folder with the tokenizer that the scripted worker serves")] = (
-        None
-    )
     script: Annotated[
         Path | None,
         About("file with its answers: a JSON list or object (.json), else one answer a line", is_file=True),

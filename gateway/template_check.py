@@ -52,9 +52,9 @@ def _after_first_slot(template: PromptTemplate) -> Iterator[str]:
 
 def _counter(settings: Settings) -> tuple[Callable[[str], int], bool]:
     """How to count a text's tokens, and whether that is exact: with a tokenizer of this machine, if any."""
-    folder = settings.scripted.tokenizer if settings.scripted.scripted else settings.engine.model
-    path = Path(folder or "").expanduser() / "tokenizer.json"
-    if folder is None or not path.is_file():
+    folders = settings.upstream.tokenizer or (settings.engine.model or "",)
+    path = Path(folders[0].rpartition("=")[2]).expanduser() / "tokenizer.json"
+    if len(folders) != 1 or not folders[0] or not path.is_file():
         return lambda text: len(text) // CHARACTERS_PER_TOKEN, False
     encode = Tokenizer.from_file(str(path)).encode
     return lambda text: len(encode(text, add_special_tokens=False).ids), True

@@ -137,7 +137,7 @@ def test_bad_settings_exit_2_and_are_all_told(capsys: pytest.CaptureFixture[str]
 def test_a_gateway_without_workers_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "gateway")
     assert code == 2
-    assert err.startswith("headrace: worker is missing")
+    assert err.startswith("headrace: worker or upstream is missing")
 
 
 def test_a_taken_port_exits_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_one_block_may_follow() -> None:
 def test_tokens_are_counted_with_the_models_own_tokenizer(tmp_path: Path, scripted: bool) -> None:
     tokenizer = small_tokenizers.byte_level()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    given = {"scripted": True, "tokenizer": str(tmp_path)} if scripted else {"model": str(tmp_path)}
+    given = {"scripted": True, "tokenizer": (str(tmp_path),)} if scripted else {"model": str(tmp_path)}
     (warning,) = warnings("{a}" + TEXT, **given)
     num_tokens = len(tokenizer.encode(TEXT, add_special_tokens=False).ids)
     assert num_tokens != 50

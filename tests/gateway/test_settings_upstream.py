@@ -1,0 +1,40 @@
+"""Which tokenizer belongs to which model."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.settings_upstream import check_tokenizers, tokenizer_folder
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ((), None),
+        (("/t",), "/t"),
+        (("m=/t",), "/t"),
+        (("other=/t",), None),
+        (("/any", "m=/t"), "/t"),
+        (("m=/t", "/any"), "/t"),
+        (("other=/t", "/any"), "/any"),
+        (("/a=b/t",), "/a=b/t"),
+        (("./m=/t",), "m=/t"),
+        (("org/m=/t",), None),
+    ],
+)
+def test_a_models_own_folder_comes_before_the_one_for_all(given: tuple[str, ...], folder: str | None) -> None:
+    assert tokenizer_folder(given, "m") == (None if folder is None else Path(folder))
+
+
+def test_a_folder_in_the_users_home() -> None:
+    assert tokenizer_folder(("m=~/t",), "m") == Path.home() / "t"
+
+
+def test_two_folders_for_one_model_are_refused() -> None:
+    assert list(check_tokenizers(("m=/a", "n=/b", "/c"))) == []
+    assert list(check_tokenizers(("m=/a", "m=/b", "/c"))) == [
+        "tokenizer: 2 folders are given for 'm'; only one is allowed"
+    ]
+    assert list(check_tokenizers(("/a", "/b"))) == [
+        "tokenizer: 2 folders are given without a model's name; only one is allowed"
+    ]
