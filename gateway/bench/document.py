@@ -1,0 +1,108 @@
+"""The JSON document of a run: all that the table and the page show, so that a run can be shown again later.
+
+Its shape is `Document`; `version` changes when a reader of the old one would misread the new one. Not here:
+how the figures are computed (`gateway/bench/figures.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.bench.figures import DEFAULTS, FigureOptions, Figures, Measured, figures_of
+from gateway.bench.run_info import RunInfo
+from gateway.bench.sample import Sample
+from gateway.bench.timeline import Timeline, timeline_of
+
+BENCH: Final = "headrace bench"
+VERSION: Final = 1
+# Where a curve is sampled: each percent, and more closely where the slowest few are.
+CURVE_PERCENTS: Final = (*range(100), 99.5, 99.9, 99.99, 100)
+
+
+class Failures(msgspec.Struct, frozen=True):
+    """Of one kind. `example`: what was told of the first."""
+
+    count: int
+    example: str
+
+
+class Document(msgspec.Struct, frozen=True):
+    """`curves_ms`: of each latency, (percent, milliseconds) pairs. `samples`: only where asked for."""
+
+    bench: str
+    version: int
+    run: RunInfo
+    figures: Figures
+    failures: Mapping[str, Failures]
+    curves_ms: Mapping[str, tuple[tuple[float, float], ...]]
+    timeline: Timeline
+    samples: tuple[Sample, ...] | None = None
+
+
+def document_of(
+    samples: Sequence[Sample],
+    run: RunInfo,
+    options: FigureOptions = DEFAULTS,
+    keeps_samples: bool = False,
+) -> Document:
+    """All of a run. Any samples will do: none, one, or failed ones only."""
+    measured = Measured(samples, run)
+    return Document(
+        bench=BENCH,
+        version=VERSION,
+        run=run,
+        figures=figures_of(measured, options),
+        failures=_failures(measured),
+        curves_ms={
+            name: tuple(each.curve(CURVE_PERCENTS))
+            for name, each in measured.latencies.distributions.items()
+            if len(each)
+        },
+        timeline=timeline_of(samples, measured.end_s),
+        samples=tuple(samples) if keeps_samples else None,
+    )
+
+
+def to_json(document: Document) -> bytes:
+    """Indented, with times rounded to a nanosecond: no more is measured."""
+    plain = _rounded(msgspec.to_builtins(document))
+    if document.samples is None:
+        del plain["samples"]
+    return msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n"
+
+
+def from_json(data: bytes, name: str = "document") -> Document:
+    """Raises `ValueError` that names the file for what is no such document."""
+    try:
+        document = msgspec.json.decode(data, type=Document)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{name} is not the JSON of a load test: {error}") from None
+    if (document.bench, document.version) != (BENCH, VERSION):
+        raise ValueError(
+            f"{name} is of {document.bench!r} version {document.version}, not {BENCH!r} {VERSION}"
+        )
+    return document
+
+
+def _failures(measured: Measured) -> dict[str, Failures]:
+    """By kind, the most frequent one first."""
+    failed = measured.failed()
+    examples: dict[str, str] = {}
+    for sample in failed:
+        examples.setdefault(sample.error or "", sample.detail)
+    counts = Counter(sample.error or "" for sample in failed)
+    return {kind: Failures(count, examples[kind]) for kind, count in counts.most_common()}
+
+
+def _rounded(plain: Any) -> Any:
+    if isinstance(plain, float):
+        return round(plain, 9)
+    if isinstance(plain, dict):
+        return {key: _rounded(value) for key, value in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [_rounded(value) for value in plain]
+    return plain

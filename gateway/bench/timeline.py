@@ -1,0 +1,102 @@
+"""A run over time: what came in each of at most 120 slices, and single points to be drawn.
+
+Of all requests, those of warm-up and drain too. Not here: the figures of the steady window
+(`gateway/bench/figures.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from gateway.bench.percentiles import percentile
+from gateway.bench.sample import Sample
+from gateway.bench.throughput import Window, concurrency, tokens_in
+
+MAX_SLICES: Final = 120
+MAX_POINTS: Final = 1500  # more are not told apart in a picture, and a page has to hold them all
+_STEPS: Final = (1, 2, 5)
+_Point = TypeVar("_Point")
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """Counts of one slice; `running`: the mean of the requests under way."""
+
+    from_s: float
+    num_sent: int
+    num_ok: int  # that ended in it
+    num_failed: int
+    output_tokens: float
+    running: float
+    ttft_p50_ms: float | None  # of the first tokens that came in it
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """`first_tokens`: (when sent, TTFT in ms); `failures`: (when ended, kind). Both evenly thinned out."""
+
+    slice_s: float
+    slices: tuple[Slice, ...]
+    first_tokens: tuple[tuple[float, float], ...]
+    failures: tuple[tuple[float, str], ...]
+
+
+def timeline_of(samples: Sequence[Sample], end_s: float) -> Timeline:
+    """Slices of 0.1, 0.2, 0.5, 1, 2, 5, ... seconds from the start of the run to its end."""
+    slice_s = _slice_s(end_s)
+    num_slices = max(1, int(end_s / slice_s) + 1)
+    firsts = [(each.sent_s, (each.frames_s[0] - each.sent_s) * 1e3) for each in samples if each.frames_s]
+    failures = [(_end_s(each), each.error) for each in samples if each.error is not None]
+    within: list[list[Sample]] = [[] for _ in range(num_slices)]
+    for sample in samples:
+        from_index, to_index = int(sample.sent_s / slice_s), int(_end_s(sample) / slice_s)
+        for index in range(max(0, from_index), min(num_slices - 1, to_index) + 1):
+            within[index].append(sample)
+    return Timeline(
+        slice_s=slice_s,
+        slices=tuple(_slice(each, index * slice_s, slice_s, end_s) for index, each in enumerate(within)),
+        first_tokens=tuple(_thinned(firsts)),
+        failures=tuple(_thinned(failures)),
+    )
+
+
+def _slice(samples: Sequence[Sample], from_s: float, slice_s: float, end_s: float) -> Slice:
+    window = Window(from_s, from_s + slice_s)
+    ended = [each for each in samples if window.holds(_end_s(each))]
+    ttfts_ms = [
+        (each.frames_s[0] - each.sent_s) * 1e3
+        for each in samples
+        if each.frames_s and window.holds(each.frames_s[0])
+    ]
+    return Slice(
+        from_s=from_s,
+        num_sent=sum(window.holds(each.sent_s) for each in samples),
+        num_ok=sum(each.error is None for each in ended),
+        num_failed=sum(each.error is not None for each in ended),
+        output_tokens=sum(tokens_in(each, window) for each in samples),
+        running=concurrency(samples, window, end_s)[0],
+        ttft_p50_ms=percentile(ttfts_ms, 50) if ttfts_ms else None,
+    )
+
+
+def _end_s(sample: Sample) -> float:
+    return max([sample.sent_s, sample.ended_s or 0.0, *sample.frames_s[-1:]])
+
+
+def _slice_s(end_s: float) -> float:
+    """The smallest round length with which the run has at most `MAX_SLICES`."""
+    power = 0.1
+    while True:
+        for step in _STEPS:
+            if end_s / (step * power) < MAX_SLICES:
+                return step * power
+        power *= 10
+
+
+def _thinned(points: Sequence[_Point]) -> list[_Point]:
+    """At most `MAX_POINTS` of them, at even distances, the first and the last among them."""
+    if len(points) <= MAX_POINTS:
+        return list(points)
+    step = (len(points) - 1) / (MAX_POINTS - 1)
+    return [points[round(index * step)] for index in range(MAX_POINTS)]
