@@ -9,7 +9,7 @@ Not here: ids, and stop strings (`outbound.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from filters.hit import Hit
 from pipeline.answer_check import AnswerCheck
@@ -158,6 +158,13 @@ class Channels:
         """The engine is lost: what only rules that fail open still held."""
         self._add_text(self.active, self.active.abandon())
         self.look(self.active)
+
+    def add_fragments(self, fragments: Iterable[Fragment]) -> None:
+        """Fragments that were made elsewhere, as far as nothing in them ends the text."""
+        for fragment in fragments:
+            self._take(fragment)
+            if self.is_over:
+                return
 
     def add_content(self, text: str) -> None:
         """Content that has been through its channel already."""

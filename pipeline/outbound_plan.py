@@ -22,6 +22,7 @@ from pipeline.logprob_queue import LogprobQueue
 from pipeline.outbound import Outbound
 from pipeline.ports import OutputParser
 from pipeline.stop_strings import StopMatcher
+from pipeline.text_outbound import TextOutbound
 from pipeline.values import EngineCall, Generation
 from pipeline.vocabulary import Vocabulary
 
@@ -48,12 +49,13 @@ class OutputRules(Protocol):
 class OutboundPlan:
     """The stages of one request.
 
-    `rules`: by channel. `controls`: what is dropped from all that users see, None for a request that wants
-    it. `open_parser`: None where all is content; `reads_reasoning`: it tells reasoning from content.
-    `schema`: what a JSON answer must obey besides the grammar.
+    `vocabulary`: None where the server takes and gives text. `rules`: by channel. `controls`: what is dropped
+    from all that users see, None for a request that wants it. `open_parser`: None where all is content;
+    `reads_reasoning`: it tells reasoning from content. `schema`: what a JSON answer must obey besides the
+    grammar.
     """
 
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | None
     generation: Generation
     stops: StopMatcher | None
     rules: Callable[[str], OutputRules]
@@ -68,6 +70,7 @@ class OutboundPlan:
     def open(self, call: EngineCall) -> Outbound:
         """The way out of one choice."""
         generation = self.generation
+        assert self.vocabulary is not None, "ids need a vocabulary"
         parser = self.open_parser(call) if self.open_parser is not None else None
         queue = self._queue() if generation.logprobs is not None else None
         check = AnswerCheck(self.schema) if generation.answer_format is not None else None
@@ -86,6 +89,19 @@ class OutboundPlan:
         detokenizer = open_detokenizer(self.vocabulary, skips, call.prompt.tokens)
         stops = None if self.stops is None else self.stops.fresh()
         return Outbound(detokenizer, channels, stops, generation.include_stop_str_in_output, queue)
+
+    def open_text(self) -> TextOutbound:
+        """The way out of one choice whose server gives text: without what needs ids (logprobs, parsers)."""
+        check = AnswerCheck(self.schema) if self.generation.answer_format is not None else None
+        return TextOutbound(
+            Channels(
+                self._open_channel(CONTENT, check),
+                open_channel=self._open_channel,
+                include_reasoning=self.include_reasoning,
+                check=check,
+                fails_on_problem=self.fails_on_problem,
+            )
+        )
 
     def _open_channel(
         self, channel: str, check: AnswerCheck | None = None, queue: LogprobQueue | None = None
@@ -111,6 +127,7 @@ class OutboundPlan:
 
     def _queue(self) -> LogprobQueue:
         rules = self.rules(CONTENT)
+        assert self.vocabulary is not None, "logprobs are of ids"
         completes = rules.completes if rules.is_active else None
         return LogprobQueue(self.vocabulary.token_text, completes, rules.look_back)
 
