@@ -12,12 +12,13 @@ from typing import Final
 
 from filters.hit import Hit
 from gateway.audit import Audit
-from gateway.choice import Choice, MakeOutbound
+from gateway.choice import Choice
 from gateway.client import Outgoing
 from gateway.error_body import INTERNAL_CODE, how_it_ended
 from gateway.metrics import Metrics
 from gateway.outlet import why_too_slow
 from gateway.record import RequestRecord
+from gateway.text_choice import TextChoice
 from gateway.writers import Writer
 from pipeline.errors import (
     ClientGone,
@@ -26,8 +27,10 @@ from pipeline.errors import (
     QueueTimeout,
     WorkerStalled,
 )
+from pipeline.outbound import Outbound
 from pipeline.ports import Engine
-from pipeline.values import EngineCall, FinishReason, FirstToken, MediaKind
+from pipeline.text_outbound import TextOutbound
+from pipeline.values import EngineCall, FinishReason, FirstToken, MediaKind, TextCall, TextUsage
 
 COMPLETE: Final = "complete"
 # Told with each choice's first token: worker, the prompt's ids, its cache salt, what the engine told, now_s.
@@ -80,15 +83,24 @@ class Answer:
         self._written_s = record.started_s
         self._num_frames = 0
 
-    def start(self, calls: Sequence[EngineCall], make: MakeOutbound) -> None:
+    def start(self, calls: Sequence[EngineCall], make: Callable[[EngineCall], Outbound]) -> None:
         """Submit every call. Raises what the engine raises for one, with nothing left running."""
-        self._choices = [Choice(self, index, call, make) for index, call in enumerate(calls)]
-        self._num_open = self.record.num_choices = len(calls)
         numbers: dict[int, int] = {}
-        self._prompts = [numbers.setdefault(id(call.prompt), len(numbers)) for call in calls]
-        self._new_prompts = set(self._prompts)
+        prompts = [numbers.setdefault(id(call.prompt), len(numbers)) for call in calls]
         self._prompt_tokens = [call.prompt.num_tokens for call in calls]
         self._media = [[medium.kind for medium in call.media] for call in calls]
+        self._begin([Choice(self, index, call, make) for index, call in enumerate(calls)], prompts)
+
+    def start_text(self, calls: Sequence[TextCall], make: Callable[[], TextOutbound]) -> None:
+        """The same where the engine's servers give text. What they count is known at the end."""
+        self.record.is_counted = False
+        choices = [TextChoice(self, index, call, make) for index, call in enumerate(calls)]
+        self._begin(choices, [call.prompt_index for call in calls])
+
+    def _begin(self, choices: Sequence[Choice], prompts: list[int]) -> None:
+        self._choices = list(choices)
+        self._num_open = self.record.num_choices = len(choices)
+        self._prompts, self._new_prompts = prompts, set(prompts)
         try:
             for choice in self._choices:
                 choice.submit(self.engine)
@@ -115,6 +127,17 @@ class Answer:
             record.first_token_s = now_s
             record.first = first
             self.writer.first()
+
+    def on_usage(self, index: int, usage: TextUsage, num_tokens: int) -> None:
+        """What a server of text has counted for a choice; `num_tokens` were counted here."""
+        record, prompt = self.record, self._prompts[index]
+        if usage.completion_tokens is not None:
+            record.output_tokens += usage.completion_tokens - num_tokens
+        if usage.prompt_tokens is not None and prompt in self._new_prompts:
+            self._new_prompts.remove(prompt)
+            record.prompt_tokens += usage.prompt_tokens
+            record.cached_tokens += usage.cached_tokens or 0
+        record.is_counted = not self._new_prompts
 
     def _count_media(self, index: int, num_more: int) -> None:
         """The engine has made so many tokens more of the placeholders in a choice's prompt."""

@@ -7,7 +7,7 @@ text leaves in that same call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from filters.hit import Hit
 from gateway.metrics import Metrics
@@ -17,9 +17,10 @@ from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost, 
 from pipeline.events import CONTENT, Event, Finish, TextDelta
 from pipeline.outbound import FINISH, Outbound
 from pipeline.ports import Engine, Handle
-from pipeline.values import EngineCall, FinishReason, FirstToken, TokenLogprobs
+from pipeline.values import EngineCall, FinishReason, FirstToken, TextUsage, TokenLogprobs
 
-MakeOutbound = Callable[[EngineCall], Outbound]
+# From an `EngineCall` to an `Outbound`, or from a `TextCall` to a `TextOutbound`.
+MakeOutbound = Callable[[Any], Any]
 
 
 class Owner(Protocol):
@@ -38,6 +39,8 @@ class Owner(Protocol):
     ) -> None: ...
 
     def on_choice_end(self, finish: FinishReason, now_s: float) -> None: ...
+
+    def on_usage(self, index: int, usage: TextUsage, num_tokens: int) -> None: ...
 
     def on_resubmit(self, choice: Choice) -> None: ...
 
@@ -64,7 +67,7 @@ class Choice:
         "waits_since_s",
     )
 
-    def __init__(self, answer: Owner, index: int, call: EngineCall, make: MakeOutbound) -> None:
+    def __init__(self, answer: Owner, index: int, call: Any, make: MakeOutbound) -> None:
         self._answer = answer
         self._index = index
         # For a second submission, and no longer: it keeps the prompt's buffer from going to another request.
@@ -90,9 +93,13 @@ class Choice:
     def submit(self, engine: Engine) -> None:
         assert self._call is not None, "the call was let go of"
         self.waits_since_s = None
-        self.handle = engine.submit(self._call, self)
+        self.handle = self._submitted(engine, self._call)
         if self._is_second:
             self._call = None
+
+    def _submitted(self, engine: Engine, call: Any) -> Handle:
+        handle: Handle = engine.submit(call, self)
+        return handle
 
     def let_go(self) -> None:
         """It will not be submitted again."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,10 +24,10 @@ from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.keys import ApiKeys
 from gateway.live_rules import LiveRules
 from gateway.metrics import Metrics
-from gateway.models import Model, Models
+from gateway.models import AnyModel, Models, TextModel
 from gateway.needs import NeedServer
 from gateway.next_turns import NextTurns
-from gateway.openai_schema import RequestLimits, parse_chat, parse_completion
+from gateway.openai_schema import RequestLimits, body_fields, parse_chat, parse_completion
 from gateway.rules_version import RulesVersion
 from gateway.text_writers import NDJSON, PlainTextWriter
 from gateway.watch import OpenRequests
@@ -37,10 +37,14 @@ from pipeline.errors import Draining, HeadraceError, Overloaded
 from pipeline.events import CONTENT
 from pipeline.inbound import InputRules, Ready
 from pipeline.media import media_of, without_media
+from pipeline.needs import Steps
 from pipeline.ports import Engine
-from pipeline.values import ChatRequest, CompletionRequest, MediaRef
+from pipeline.text_inbound import TextReady
+from pipeline.values import ChatRequest, CompletionRequest, Json, MediaRef
 
 Request = ChatRequest | CompletionRequest
+AnyReady = Ready | TextReady
+Fields = Callable[[], Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,14 @@ class Route:
 
     parse: Callable[[bytes], Request]
     shape: Callable[[str, int, str], Shape]
+    fields: Callable[[bytes], Mapping[str, Json]]  # of a body that `parse` takes, for servers that take text
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A request that is ready for the engine, and what is needed of it until its answer has ended."""
 
-    model: Model
+    model: AnyModel
     request: Request
     rules: RulesVersion
 
@@ -120,11 +125,11 @@ class Flow:
         exchange.record.begin()
         return body
 
-    async def prepare(self, exchange: Exchange, route: Route, body: bytes) -> tuple[Prompt, Ready]:
+    async def prepare(self, exchange: Exchange, route: Route, body: bytes) -> tuple[Prompt, AnyReady]:
         """Steps 1 to 6: what the engine will be asked, and all that its answer will need to know."""
         request = route.parse(body)  # 1
         exchange.record.done("parse")
-        return await self.prepare_request(exchange, request)
+        return await self.prepare_request(exchange, request, partial(route.fields, body))
 
     def check(self, request: ChatRequest) -> None:
         """What can be said of a request's texts and media before it is made. Raises `ClientError`."""
@@ -134,22 +139,28 @@ class Flow:
         model.inbound.check(request)
         self._check_media(media_of(request.messages))
 
-    async def prepare_request(self, asker: Asker, request: Request) -> tuple[Prompt, Ready]:
-        """Steps 2 to 6, of a request that came in whatever form."""
+    async def prepare_request(
+        self, asker: Asker, request: Request, fields: Fields | None = None
+    ) -> tuple[Prompt, AnyReady]:
+        """Steps 2 to 6, of a request that came in whatever form. `fields`: its body, where it has one."""
         record = asker.record
         model = self._admit(request.model)  # 2
         self._way_out.check(model, request)
         record.model, record.stream = request.model, request.delivery.stream
         rules = self._rules.current  # one version for the whole request
-        ready = await self._ready(asker, model, request, rules)  # 3 to 6
+        steps = self._steps(model, request, fields, rules, record.done)
+        ready = await self._ready(asker, steps)  # 3 to 6
         kept = without_media(request) if isinstance(request, ChatRequest) else request
         return Prompt(model, kept, rules), ready
 
-    def start(self, client: Client, writer: Writer, prompt: Prompt, ready: Ready) -> Answer:
+    def start(self, client: Client, writer: Writer, prompt: Prompt, ready: AnyReady) -> Answer:
         """Steps 7 and 8. Raises what the engine raises, with nothing left running. 9 to 12 run per token."""
         answer = self._answer(client, writer)
         plan = self._way_out.plan(prompt.model, prompt.request, prompt.rules)
-        answer.start(self._way_out.calls(prompt.model, prompt.request, ready.calls), plan.open)
+        if isinstance(ready, TextReady):
+            answer.start_text(ready.calls, plan.open_text)
+        else:
+            answer.start(self._way_out.calls(prompt.model, prompt.request, ready.calls), plan.open)
         return answer
 
     async def finish(self, client: Client, answer: Answer, prompt: Prompt) -> None:
@@ -171,7 +182,7 @@ class Flow:
         for client in list(self.in_progress):
             client.refuse(error)
 
-    def _admit(self, name: str) -> Model:
+    def _admit(self, name: str) -> AnyModel:
         """Before any tokenizing: is there a model, a worker, and room in its queue?"""
         if self.is_draining:
             raise Draining
@@ -179,17 +190,32 @@ class Flow:
         model = self._models.get(name)
         return self._as_now(model)
 
-    def _as_now(self, model: Model) -> Model:
+    def _as_now(self, model: AnyModel) -> AnyModel:
+        if isinstance(model, TextModel):
+            return model
         name = model.info.name
         return self._models.within(model, self._engine.max_model_len(name), self._engine.media(name))
 
-    async def _ready(self, asker: Asker, model: Model, request: Request, rules: RulesVersion) -> Ready:
+    def _steps(
+        self,
+        model: AnyModel,
+        request: Request,
+        fields: Fields | None,
+        rules: RulesVersion,
+        done: Callable[[str], None],
+    ) -> Steps[AnyReady]:
+        if isinstance(model, TextModel):
+            source = None if fields is None else fields()
+            return model.inbound.prepare(request, source, _on_input(rules), done)
+        return model.inbound.prepare(request, time.time(), _on_input(rules), done)
+
+    async def _ready(self, asker: Asker, steps: Steps[AnyReady]) -> AnyReady:
         """Steps 3 to 6. What cannot be done at once is served while others run."""
         record = asker.record
-        steps = model.inbound.prepare(request, time.time(), _on_input(rules), record.done)
         ready = await self._needs.serve(steps, asker.unless_gone)
-        record.prompt_tokens = sum(prompt.num_tokens for prompt in ready.prompts)
-        record.dropped = ready.dropped
+        if isinstance(ready, Ready):
+            record.prompt_tokens = sum(prompt.num_tokens for prompt in ready.prompts)
+            record.dropped = ready.dropped
         for hit in ready.hits:
             self._audit.hit(record, "input", CONTENT, hit)
         return ready
@@ -201,7 +227,7 @@ class Flow:
     def _writer(self, exchange: Exchange, route: Route, prompt: Prompt, num_choices: int) -> Writer:
         record, outlet, delivery = exchange.record, exchange.outlet, prompt.request.delivery
         shape = route.shape(record.request_id, int(time.time()), prompt.request.model)
-        texts = prompt.model.text.vocabulary
+        texts = prompt.model.vocabulary
         if not delivery.stream:
             return JsonWriter(outlet, shape, texts, record, num_choices)
         form = stream_form(exchange.headers, prompt.request, exchange.http_version)
@@ -239,10 +265,10 @@ def _on_input(rules: RulesVersion) -> InputRules | None:
 
 def generation_routes(limits: RequestLimits, reasoning_content: bool = False) -> dict[str, Route]:
     """Path -> route. `reasoning_content`: reasoning has its older name, too."""
-    chat = partial(ChatShape, reasoning_content=reasoning_content)
+    chat, fields = partial(ChatShape, reasoning_content=reasoning_content), partial(body_fields, limits)
     return {
-        "/v1/chat/completions": Route(lambda body: parse_chat(body, limits), chat),
-        "/v1/completions": Route(lambda body: parse_completion(body, limits), CompletionShape),
+        "/v1/chat/completions": Route(lambda body: parse_chat(body, limits), chat, fields),
+        "/v1/completions": Route(lambda body: parse_completion(body, limits), CompletionShape, fields),
     }
 
 
@@ -251,4 +277,5 @@ def stream_route(limits: RequestLimits, reasoning_content: bool = False) -> Rout
     return Route(
         lambda body: parse_chat(body, limits, always_streams=True),
         partial(ChatShape, reasoning_content=reasoning_content),
+        partial(body_fields, limits),
     )

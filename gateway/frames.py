@@ -197,8 +197,10 @@ def text_template(shape: Shape, choice: Json, frame: Callable[[Json], bytes] = d
     return frame(shape.chunk([choice])).split(_encode(TEXT_MARK))
 
 
-def usage_object(usage: Usage) -> dict[str, Json]:
-    counts = {
+def usage_object(usage: Usage | None) -> dict[str, Json] | None:
+    if usage is None:
+        return None
+    counts: dict[str, Json] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

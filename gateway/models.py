@@ -1,4 +1,4 @@
-"""The models that this gateway serves, each with its text side, built when its first worker is connected.
+"""The models that this gateway serves, each with its way in, built when its first worker is connected.
 
 Not here: which worker serves a model (`backend/pool.py`).
 """
@@ -13,15 +13,17 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from backend.catalog import MisfitError
+from gateway.answer_logprobs import TokenTexts
 from gateway.metrics import Metrics
 from gateway.needs import NeedServer
 from gateway.prompt_settings import WarmPrompt, warm_requests
 from pipeline.encoding import BYTES_PER_ID
-from pipeline.errors import HeadraceError, NoWorker, UnknownModel
+from pipeline.errors import HeadraceError, InvalidRequest, NoWorker, UnknownModel
 from pipeline.inbound import Inbound, InboundOptions
 from pipeline.model_text import ModelText
 from pipeline.ports import OutputParsers
 from pipeline.prompt_templates import beginnings, paired_requests
+from pipeline.text_inbound import TextInbound
 from pipeline.tokenizing import TokenStore
 from pipeline.values import MediaKind, MediaSupport, ModelInfo
 
@@ -43,9 +45,39 @@ class Model:
     inbound: Inbound
     parsers: OutputParsers | None = None  # of reasoning and tool calls
 
+    @property
+    def vocabulary(self) -> TokenTexts:
+        """The texts of its tokens, for logprobs."""
+        return self.text.vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A model whose servers render, tokenize and parse by themselves."""
+
+    info: ModelInfo
+    inbound: TextInbound
+
+    @property
+    def vocabulary(self) -> TokenTexts:
+        return _NoTokens()
+
+
+class _NoTokens:
+    """Of a model whose tokens nobody here knows: requests for their logprobs are refused."""
+
+    def token_text(self, token_id: int, /) -> str:
+        raise AssertionError("a model without tokens has no logprobs")
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        raise AssertionError("a model without tokens has no logprobs")
+
+
+AnyModel = Model | TextModel
+
 
 class Models:
-    """Model name -> its text side.
+    """Model name -> how requests for it are made.
 
     A model stays known when its last worker has gone: that is 503, not 404. `chat_template` replaces the
     models' own. `load_parsers`: called in a thread; raises `ValueError` for what does not fit the model.
@@ -66,12 +98,12 @@ class Models:
         self._pool = pool
         self._chat_template = chat_template
         self._load_parsers = load_parsers
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, AnyModel] = {}
         self._num_problems: dict[tuple[str, str], int] = {}  # that the metrics have
 
     def publish(self, metrics: Metrics) -> None:
         """Bring the counters of what parsers could not do up to date."""
-        for model in self._models.values():
+        for model in self._id_models():
             problems = {} if model.parsers is None else model.parsers.problems
             for problem, count in problems.items():
                 key = model.info.name, problem
@@ -87,6 +119,9 @@ class Models:
 
         Raises `ParserError`, and `ValueError` for a broken file.
         """
+        if info.is_text:
+            self._models[info.name] = TextModel(info, TextInbound(info, self._options))
+            return
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(self._pool, ModelText.from_files, files, self._chat_template)
         try:
@@ -98,12 +133,15 @@ class Models:
         await self._keep_static(model)
         before = self._models.get(info.name)
         self._models[info.name] = model
-        if before is not None:
+        if isinstance(before, Model):
             self._forget(before.text.fingerprint)
+
+    def _id_models(self) -> list[Model]:
+        return [model for model in self._models.values() if isinstance(model, Model)]
 
     def _forget(self, fingerprint: str) -> None:
         """The segments of a model that nobody serves any more, also those that are kept for good."""
-        if all(model.text.fingerprint != fingerprint for model in self._models.values()):
+        if all(model.text.fingerprint != fingerprint for model in self._id_models()):
             self._store.cache.forget(fingerprint)
 
     async def _keep_static(self, model: Model) -> None:
@@ -122,14 +160,17 @@ class Models:
 
         Raises what rendering raises.
         """
-        inbound = self.get(name).inbound
+        model = self.get(name)
+        if isinstance(model, TextModel):
+            raise InvalidRequest(f"The server of the model {name} takes text; it cannot be warmed from here.")
+        inbound = model.inbound
         first, second = [
             (await self._needs.serve(inbound.tokens_of(request, time.time()))).ids
             for request in warm_requests(warm, self._options.templates, name)
         ]
         return _common_beginning(first, second)
 
-    def get(self, name: str) -> Model:
+    def get(self, name: str) -> AnyModel:
         """Raises `UnknownModel`, or `NoWorker` while no worker has connected yet."""
         model = self._models.get(name)
         if model is None:
@@ -144,8 +185,8 @@ class Models:
             return model
         info = replace(model.info, max_model_len=max_model_len, media=media)
         inbound = Inbound(model.text, info, self._options, self._store)
-        self._models[info.name] = replace(model, info=info, inbound=inbound)
-        return self._models[info.name]
+        model = self._models[info.name] = replace(model, info=info, inbound=inbound)
+        return model
 
 
 def _common_beginning(first: bytes, second: bytes) -> bytes:

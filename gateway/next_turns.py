@@ -19,7 +19,7 @@ import time
 
 from backend.fault_log import log_fault
 from gateway.encoders import Encoders
-from gateway.models import Model
+from gateway.models import AnyModel, Model
 from gateway.needs import NeedServer
 from pipeline.errors import HeadraceError
 from pipeline.inbound import InputRules
@@ -37,11 +37,12 @@ class NextTurns:
         self._is_on = is_on
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def wants(self, model: Model, request: ChatRequest | CompletionRequest) -> bool:
+    def wants(self, model: AnyModel, request: ChatRequest | CompletionRequest) -> bool:
         """Whether the text of the answer should be kept for `learn`."""
         return (
             self._is_on
             and isinstance(request, ChatRequest)
+            and isinstance(model, Model)
             and model.text.is_segmentable
             and request.generation.n == 1
             and not request.continue_final_message
@@ -50,7 +51,7 @@ class NextTurns:
 
     def learn(
         self,
-        model: Model,
+        model: AnyModel,
         request: ChatRequest | CompletionRequest,
         answer: str,
         rules: InputRules | None = None,
@@ -58,7 +59,7 @@ class NextTurns:
         """The answer of this request is complete. Nothing is done while others wait for a tokenizer."""
         if not answer or self._encoders.num_queue_chars or not self.wants(model, request):
             return
-        if isinstance(request, ChatRequest):
+        if isinstance(request, ChatRequest) and isinstance(model, Model):
             task = asyncio.create_task(self._learn(model, request, answer, rules), name="learn an answer")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -256,11 +256,13 @@ class RealtimeWriter:
         self._on_end(status)
 
 
-def usage_object(usage: Usage) -> dict[str, Json]:
+def usage_object(usage: Usage | None) -> dict[str, Json] | None:
     """Token counts in the names of Realtime. `reasoning_tokens` is an extension, where they are known.
 
-    What is cached counts as text: the engine does not say what it was.
+    What is cached counts as text: the engine does not say what it was. None where nobody has counted.
     """
+    if usage is None:
+        return None
     output = {"text_tokens": usage.completion_tokens, "audio_tokens": 0}
     if usage.reasoning_tokens is not None:
         output["reasoning_tokens"] = usage.reasoning_tokens

@@ -25,6 +25,7 @@ class RequestRecord:
     num_choices: int = 1
     status: int = 0
     prompt_tokens: int = 0
+    is_counted: bool = True  # the prompt's tokens; a server of text may not say
     output_tokens: int = 0
     reasoning_tokens: int | None = None  # of the output tokens; None: no parser of reasoning
     cached_tokens: int = 0
@@ -55,7 +56,10 @@ class RequestRecord:
         self._stage_s = now_s
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> Usage | None:
+        """None where nobody has counted the prompt."""
+        if not self.is_counted:
+            return None
         return Usage(
             self.prompt_tokens,
             self.output_tokens,
@@ -124,7 +128,7 @@ class RequestRecord:
             "worker": self.worker,
             "stream": self.stream,
             "status": self.status,
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": self.prompt_tokens if self.is_counted else None,
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "reasoning_tokens": self.reasoning_tokens,

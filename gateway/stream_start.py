@@ -100,7 +100,7 @@ class StreamStart(Endpoint):
             writer = JournalWriter(
                 client.outlet,
                 shape,
-                prompt.model.text.vocabulary,
+                prompt.model.vocabulary,
                 record,
                 prompt.request.delivery,
                 len(ready.calls),

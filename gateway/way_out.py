@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from filters.escaping import escape_function
 from gateway.compiled_schemas import compiled
-from gateway.models import Model
+from gateway.models import AnyModel, Model
 from gateway.rules_version import RulesVersion
 from pipeline.outbound_plan import OutboundPlan, stop_matcher
 from pipeline.ports import OutputParser, OutputParsers
@@ -37,14 +37,14 @@ class WayOut:
     def __init__(self, options: OutputOptions) -> None:
         self._options = options
 
-    def check(self, model: Model, request: Request) -> None:
+    def check(self, model: AnyModel, request: Request) -> None:
         """Raises `InvalidRequest` for tools that nothing here could read."""
-        if isinstance(request, ChatRequest):
+        if isinstance(request, ChatRequest) and isinstance(model, Model):
             check_tool_choice(request, model.parsers)
 
-    def calls(self, model: Model, request: Request, calls: Sequence[EngineCall]) -> Sequence[EngineCall]:
+    def calls(self, model: AnyModel, request: Request, calls: Sequence[EngineCall]) -> Sequence[EngineCall]:
         """The calls with what the engine must know of reasoning, where a grammar is to leave it free."""
-        parsers = model.parsers
+        parsers = model.parsers if isinstance(model, Model) else None
         if parsers is None or not parsers.has_reasoning or not isinstance(request, ChatRequest):
             return calls
         kwargs = parsers.reasoning_parser_kwargs(request)
@@ -59,20 +59,21 @@ class WayOut:
             for call in calls
         ]
 
-    def plan(self, model: Model, request: Request, rules: RulesVersion) -> OutboundPlan:
+    def plan(self, model: AnyModel, request: Request, rules: RulesVersion) -> OutboundPlan:
         """The stages for all choices of a request."""
         generation = request.generation
         chat = request if isinstance(request, ChatRequest) else None
         answer_format = generation.answer_format
         escape = request.delivery.escape or self._options.escape
         schema = None if answer_format is None or answer_format.schema is None else answer_format.schema
-        parsers = model.parsers
+        text = model.text if isinstance(model, Model) else None
+        parsers = model.parsers if isinstance(model, Model) else None
         return OutboundPlan(
-            vocabulary=model.text.vocabulary,
+            vocabulary=None if text is None else text.vocabulary,
             generation=generation,
             stops=stop_matcher(generation),
             rules=rules.output_for,
-            controls=model.text.controls if generation.skip_special_tokens else None,
+            controls=text.controls if text is not None and generation.skip_special_tokens else None,
             open_parser=None if chat is None else _open_parser(parsers, chat),
             reads_reasoning=chat is not None and parsers is not None and parsers.has_reasoning,
             include_reasoning=chat is None or chat.include_reasoning,

@@ -206,6 +206,7 @@ class TextCall:
     affinity: int  # hash of the beginning of its text; equal ones prefer the same server
     max_tokens: int  # at most; weighs in routing
     fingerprint: str = ""  # as in `EngineCall`
+    prompt_index: int = 0  # which of the request's prompts; choices of one prompt share it
 
 
 @dataclass(frozen=True, slots=True)
