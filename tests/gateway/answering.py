@@ -18,9 +18,10 @@ from gateway.outlet import Message, Outlet
 from gateway.record import RequestRecord
 from gateway.writers import JsonWriter, SseWriter, Writer
 from pipeline.errors import HeadraceError
+from pipeline.events import CONTENT, Fragment
 from pipeline.outbound import Outbound
 from pipeline.outbound_plan import OutboundPlan, stop_matcher
-from pipeline.ports import Sink
+from pipeline.ports import Sink, TextSink
 from pipeline.values import (
     Delivery,
     EngineCall,
@@ -30,6 +31,8 @@ from pipeline.values import (
     MediaSupport,
     ModelInfo,
     Prompt,
+    TextCall,
+    TextUsage,
     TokenLogprobs,
 )
 from pipeline.vocabulary import Vocabulary
@@ -191,12 +194,47 @@ class Stream:
             assert self.is_over, "the engine still generates for a choice that has ended"
 
 
+class TextStream:
+    """One call that a server of text has taken: its sink, to be driven by hand, and its handle."""
+
+    def __init__(self, engine: Engine, call: TextCall, sink: TextSink, worker: str) -> None:
+        self.call = call
+        self.sink = sink
+        self.worker = worker
+        self.num_aborts = 0
+        self.is_over = False
+        self._engine = engine
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        self.is_over = True
+
+    def say(self, *fragments: Fragment | str, num_tokens: int = 1) -> None:
+        """What one event of the server had; a string is content. A stream that is over must not speak."""
+        assert not self.is_over, "the server would not send this"
+        made = [Fragment(CONTENT, each) if isinstance(each, str) else each for each in fragments]
+        self.sink.text(made, num_tokens, self._engine.now_s)
+
+    def end(
+        self, finish: str = "stop", stop: int | str | None = None, usage: TextUsage | None = None
+    ) -> None:
+        assert not self.is_over, "the server would not send this"
+        self.is_over = True
+        self.sink.ended(finish, stop, usage or TextUsage(), self._engine.now_s)
+
+    def fail(self, error: HeadraceError) -> None:
+        assert not self.is_over, "the server would not send this"
+        self.is_over = True
+        self.sink.failed(error)
+
+
 class Engine:
     """`pipeline.ports.Engine`. `refuse` holds what the next submits raise, None for one that succeeds."""
 
     def __init__(self, now_s: float = 100.0) -> None:
         self.now_s = now_s
         self.streams: list[Stream] = []
+        self.text_streams: list[TextStream] = []
         self.refuse: list[HeadraceError | None] = []
         self.room: HeadraceError | None = None
         self.context = 65536
@@ -221,6 +259,14 @@ class Engine:
             raise error
         stream = Stream(self, call, sink, f"w{len(self.streams)}")
         self.streams.append(stream)
+        return stream
+
+    def submit_text(self, call: TextCall, sink: TextSink) -> TextStream:
+        error = self.refuse.pop(0) if self.refuse else None
+        if error is not None:
+            raise error
+        stream = TextStream(self, call, sink, f"t{len(self.text_streams)}")
+        self.text_streams.append(stream)
         return stream
 
 
