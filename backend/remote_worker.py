@@ -2,60 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import random
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from backend.address import Address
-from backend.catalog import Catalog, FingerprintError, MisfitError, ParserOf, no_parser
+from backend.catalog import Catalog, ParserOf, no_parser
 from backend.introduction import model_infos
 from backend.link import Stats, Welcome
 from backend.link_client import ClientLimits, LinkClient, open_link
 from backend.media_support import Support
 from backend.model_cache import ModelCache
-from backend.replica import (
-    CLOSED,
-    CONNECTING,
-    DRAINING,
-    LOADING,
-    READY,
-    REFUSED,
-    STALLED,
-    QueueBounds,
-    WorkerStatus,
-)
-from pipeline.errors import EngineFault, EngineRejected, WorkerLost, WorkerStalled
+from backend.replica import CONNECTING, DRAINING, READY, QueueBounds, WorkerStatus
+from backend.replica_life import ReplicaLife
+from pipeline.errors import EngineRejected, WorkerLost
 from pipeline.ports import Handle, Sink, TextSink
 from pipeline.values import EngineCall, TextCall
 
 logger = logging.getLogger(__name__)
-
-REFUSAL_LOG_S: Final = (
-    60.0  # a worker that is refused comes back every few seconds; its reason is told this often
-)
-LIFECYCLE: Final[dict[str, dict[str, str]]] = {
-    CONNECTING: {"load": LOADING, "lost": CONNECTING, "stalled": STALLED, "close": CLOSED},
-    LOADING: {
-        "load": LOADING,
-        "accept": READY,
-        "refuse": REFUSED,
-        "lost": CONNECTING,
-        "stalled": STALLED,
-        "close": CLOSED,
-    },
-    READY: {"drain": DRAINING, "lost": CONNECTING, "stalled": STALLED, "close": CLOSED},
-    DRAINING: {"accept": READY, "lost": CONNECTING, "stalled": STALLED, "close": CLOSED},
-    STALLED: {"retry": CONNECTING, "close": CLOSED},
-    REFUSED: {"retry": CONNECTING, "close": CLOSED},
-    CLOSED: {"close": CLOSED},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +42,7 @@ class PoolSettings:
     reasoning_parser_of: ParserOf = no_parser  # a worker of a model must have the same one
 
 
-class RemoteWorker:
+class RemoteWorker(ReplicaLife):
     """Keeps one worker linked. `client` and `welcome` are of the present connection, or the last one.
 
     `on_change` is called with it whenever it has become ready, or is no longer; it must not raise.
@@ -88,42 +56,15 @@ class RemoteWorker:
         rng: random.Random,
         on_change: Callable[[RemoteWorker], None] = lambda worker: None,
     ) -> None:
+        backoff_s = (settings.min_backoff_s, settings.max_backoff_s)
+        super().__init__(str(address), catalog, rng, backoff_s, lambda: on_change(self))
         self.address = address
-        self.key = str(address)
-        self.state = CONNECTING
-        self.reason = "not yet tried"
         self.client: LinkClient | None = None
         self.welcome: Welcome | None = None
-        self.num_connects = 0
-        self.has_answered = (
-            False  # served, failed, or said that it loads: there is nothing to wait for at once
-        )
-        self.misfit: str | None = None  # why it does not fit this gateway's settings, while it is refused so
         self._settings = settings
-        self._catalog = catalog
         self._cache = ModelCache(settings.cache_dir)
-        self._rng = rng
-        self._on_change = on_change
         self._num_dropped = 0  # on earlier connections
         self._copied_bytes = 0
-        self._has_ended = False  # the present connection, or the attempt at one
-        self._refusal_told = ("", -REFUSAL_LOG_S)  # the last one that was logged, and when
-
-    async def run(self) -> None:
-        """Stay linked until cancelled."""
-        num_failures = 0
-        try:
-            while True:
-                began_s = time.monotonic()
-                await self._visit()
-                # A link that broke at once is a failure too: a worker that dies at its first step flaps.
-                lasted = time.monotonic() - began_s > self._settings.max_backoff_s
-                num_failures = 0 if lasted else num_failures + 1
-                await asyncio.sleep(self._backoff_s(num_failures))
-                if self.state in (STALLED, REFUSED):
-                    self._advance("retry", self.reason)
-        finally:
-            self._advance("close", "the gateway has closed it")
 
     # -- backend.replica.Replica ---------------------------------------------------------------------------
 
@@ -207,38 +148,8 @@ class RemoteWorker:
 
     # -- one connection ------------------------------------------------------------------------------------
 
-    async def _visit(self) -> None:
-        """Connect, load, serve, until the connection is over; says in `state` and `reason` how it ended."""
-        self._has_ended = False
-        try:
-            await self._serve()
-        except (FingerprintError, MisfitError) as error:
-            self._refuse(error)
-        except TimeoutError:
-            self._leave("lost", f"no connection within {self._settings.limits.handshake_s:g} s")
-        except (OSError, EngineFault) as error:
-            self._leave("lost", str(error))
-        except Exception as error:  # on_model may raise anything; the worker is tried again
-            logger.exception("the model of worker %s cannot be used", self.key)
-            self._leave("lost", f"its model cannot be used: {type(error).__name__}: {error}")
-        finally:
-            self._has_ended = True
-            if self.client is not None:
-                self.client.close()
-            self._catalog.leave(self)
-
     async def _serve(self) -> None:
-        """Returns never; raises what ended it."""
-        settings = self._settings
-        client = await open_link(
-            self.address,
-            settings.secret,
-            settings.tls,
-            settings.gateway,
-            settings.limits,
-            self._heartbeat,
-            self._ended,
-        )
+        client = await self._open()
         if self.client is not None:
             self._num_dropped += self.client.slots.num_dropped
             self._copied_bytes += self.client.copied_bytes
@@ -255,6 +166,25 @@ class RemoteWorker:
             logger.info("worker %s at %s is ready%s", welcome.worker, self.key, note)
         raise await client.over()
 
+    async def _open(self) -> LinkClient:
+        settings, limits = self._settings, self._settings.limits
+        try:
+            return await open_link(
+                self.address,
+                settings.secret,
+                settings.tls,
+                settings.gateway,
+                limits,
+                self._heartbeat,
+                self._lose,
+            )
+        except TimeoutError:
+            raise TimeoutError(f"no connection within {limits.handshake_s:g} s") from None
+
+    def _hang_up(self) -> None:
+        if self.client is not None:
+            self.client.close()
+
     def _heartbeat(self, stats: Stats) -> None:
         if self.state is CONNECTING:
             self._advance("load", "the engine is loading its model")
@@ -263,43 +193,3 @@ class RemoteWorker:
             self._advance("drain", "it is shutting down")
         elif self.state is DRAINING and stats.accepting:
             self._advance("accept", "")
-
-    def _ended(self, error: EngineFault) -> None:
-        """Known at once, so that a sink that submits again when it is told finds this worker gone."""
-        self._leave("stalled" if isinstance(error, WorkerStalled) else "lost", str(error))
-
-    def _refuse(self, error: Exception) -> None:
-        reason, now_s = str(error), time.monotonic()
-        self.misfit = reason if isinstance(error, MisfitError) else None
-        told, told_s = self._refusal_told
-        if reason != told or now_s - told_s >= REFUSAL_LOG_S:
-            self._refusal_told = reason, now_s
-            logger.error("refusing a worker: %s", reason)
-        self._leave("refuse", reason)
-
-    def _leave(self, event: str, reason: str) -> None:
-        """Once per connection: what comes after its end is only an echo."""
-        if self._has_ended:
-            return
-        self._has_ended = self.has_answered = True
-        if event != "refuse":
-            self.misfit = None
-            if reason != self.reason:
-                # A worker that was never there is still starting, as under `serve`.
-                level = logging.WARNING if self.num_connects else logging.INFO
-                logger.log(level, "worker %s: %s", self.key, reason)
-        self._advance(event, reason)
-
-    def _advance(self, event: str, reason: str) -> None:
-        before, self.state = self.state, LIFECYCLE[self.state][event]
-        self.reason = reason
-        if before is not self.state and READY in (before, self.state):
-            self._on_change(self)
-
-    def _backoff_s(self, num_failures: int) -> float:
-        """Twice as long after each failure, and jittered, so that many gateways do not come back at once."""
-        settings = self._settings
-        longest = settings.max_backoff_s
-        if self.state is not REFUSED:
-            longest = min(longest, settings.min_backoff_s * 2.0 ** min(num_failures, 32))
-        return longest * self._rng.uniform(0.5, 1.0)

@@ -1,13 +1,17 @@
-"""What a server that Headrace does not ship must be able to say: one wire per kind of API.
+"""What a server that Headrace does not ship must be able to say: one kind per server software, with its wires.
 
-A wire turns calls into requests and the payloads of server-sent events into what sinks take. Connections,
-retries, faults and load are the server's (`backend/upstream_server.py`), the same for all of them.
+A kind knows where its servers tell of themselves. A wire turns calls into requests and the payloads of
+server-sent events into what sinks take. Connections, keys, retries, faults and load are the server's
+(`backend/upstream_server.py`), the same for all of them.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
+from backend.http_client import HttpResponse
 from backend.http_ports import HttpRequest
 from pipeline.ports import Sink, TextSink
 from pipeline.values import EngineCall, TextCall
@@ -45,3 +49,63 @@ class TextWire(Protocol):
     def request(self, call: TextCall, request_id: str) -> HttpRequest: ...
 
     def reader(self, call: TextCall, sink: TextSink) -> AnswerReader: ...
+
+
+UNKNOWN_MODEL_LEN: Final = 1 << 30  # a server that does not tell a model's context refuses what is too long
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model, or an adapter of one, as its server lists it."""
+
+    name: str
+    max_model_len: int = UNKNOWN_MODEL_LEN
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What a server tells of its load; 0 where it does not."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What is learned of a server once per connection."""
+
+    wire: TokenWire | TextWire
+    block_size: int = 16  # of its KV cache, in tokens
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class Ask(Protocol):
+    """Asks the server for a short answer, of any status; with its key and path prefix.
+
+    Raises `HttpFault`. Any status but 2xx and those in `allowed` is an `UpstreamFault`, which says what it was.
+    """
+
+    async def __call__(
+        self, method: str, target: str, body: bytes = b"", allowed: Sequence[int] = ()
+    ) -> HttpResponse: ...
+
+
+class UpstreamKind(Protocol):
+    """One server software. Stateless. All raise what `Ask` raises, `ValueError` for what is no answer."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its wire is a `TextWire`."""
+
+    async def models(self, ask: Ask) -> Sequence[ServedModel]:
+        """All that it serves now; asked again every few seconds."""
+
+    async def traits(self, ask: Ask, sends_defaults: bool) -> Traits:
+        """Once per connection. `sends_defaults`: calls hold the sampling defaults of the models' files."""
+
+    async def stats(self, ask: Ask) -> EngineStats:
+        """Once a second. What it raises means that the server does not live."""
