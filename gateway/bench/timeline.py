@@ -1,4 +1,4 @@
-"""A run over time: what came in each of at most 120 slices, and single points to be drawn.
+"""A run over time: what came in each of at most 80 slices, and single points to be drawn.
 
 Of all requests, those of warm-up and drain too. Not here: the figures of the steady window
 (`gateway/bench/figures.py`).
@@ -15,7 +15,7 @@ from gateway.bench.percentiles import percentile
 from gateway.bench.sample import Sample
 from gateway.bench.throughput import Window, concurrency, tokens_in
 
-MAX_SLICES: Final = 120
+MAX_SLICES: Final = 80
 MAX_POINTS: Final = 1500  # more are not told apart in a picture, and a page has to hold them all
 _STEPS: Final = (1, 2, 5)
 _Point = TypeVar("_Point")
