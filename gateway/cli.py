@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from gateway.bench import flags as bench_flags
 from gateway.settings import Settings
 from gateway.settings_field import ALL
 from gateway.settings_table import Setting, table
@@ -32,6 +33,7 @@ _COMMANDS: Final = {
     "gateway": ("the gateway in front of workers", "gateway.run_gateway"),
     "check-config": ("print the effective settings and where they come from", "gateway.check_command"),
     "chat": ("talk to a running gateway from this shell", "gateway.chat_command"),
+    "bench": ("load test a server with OpenAI's API, this gateway or another", "gateway.bench.command"),
     "rules": ("check a rule file", "gateway.check_command"),
     "version": ("print the versions", "gateway.check_command"),
 }
@@ -65,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, each in parsers.items():
         add_flags(each, rows_of(name))
     _add_chat(parsers["chat"])
+    bench_flags.add_flags(parsers["bench"])
     rules = parsers["rules"].add_subparsers(dest="action", required=True, metavar="ACTION")
     check = rules.add_parser("check", help="compile a rule file, say what is wrong, print its size")
     check.add_argument("file", metavar="FILE")

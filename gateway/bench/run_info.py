@@ -1,6 +1,7 @@
 """What the report of a load test says of the run as a whole: what was asked, of whom, and how it went.
 
-Not here: the single requests (`gateway/bench/sample.py`) and what is computed of them (`gateway/bench/figures.py`).
+Not here: the single requests (`gateway/bench/sample.py`), and what is computed of them
+(`gateway/bench/figures.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""Prompts of a wanted length in tokens, made of seeded common words.
+
+No two share a beginning, other than the prefix that they are meant to share, so that a server's prefix cache
+does what the load says and no more. Not here: prompts from a file (`gateway/bench/dataset.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from gateway.bench.words import WORDS
+
+_POOL_WORDS: Final = 1 << 15
+_OWN_WORDS: Final = 12  # drawn for each text: 300 words ** 12 beginnings
+_MIN_EXACT_WORDS: Final = 40
+# Of English words and the tokenizers of today's models. Used only where the server tells no usage.
+TYPICAL_TOKENS_PER_WORD: Final = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How words become the tokens that a server counts. `overhead`: what its chat template adds.
+
+    `source` tells the reader where that is from: "tokenizer", "measured" or "assumed".
+    """
+
+    tokens_per_word: float = TYPICAL_TOKENS_PER_WORD
+    overhead: float = 0.0
+    source: str = "assumed"
+
+    def num_words(self, tokens: float) -> int:
+        return max(1, round(tokens / self.tokens_per_word))
+
+
+def measured(few: tuple[int, int], many: tuple[int, int]) -> Measure:
+    """From two prompts as (number of words, tokens that the server counted), the second the longer one."""
+    per_word = (many[1] - few[1]) / (many[0] - few[0])
+    if per_word <= 0:
+        return Measure()
+    return Measure(per_word, max(0.0, few[1] - per_word * few[0]), "measured")
+
+
+class Texts:
+    """Draws texts. Copied from a pool they take microseconds, and do not hold up the load's own loop."""
+
+    def __init__(self, seed: int, words: Sequence[str] = WORDS) -> None:
+        self._words = words
+        self._pool = Random(f"pool {seed}").choices(words, k=_POOL_WORDS)
+
+    def draw(self, random: Random, num_words: int) -> str:
+        """`num_words` words, of which the first ones are drawn one by one."""
+        own = min(num_words, _OWN_WORDS)
+        words = random.choices(self._words, k=own)
+        at = random.randrange(_POOL_WORDS)
+        while (missing := num_words - len(words)) > 0:
+            words += self._pool[at : at + missing]
+            at = 0
+        return " ".join(words)
+
+
+def words_of_one_token(path: Path) -> tuple[str, ...]:
+    """Those of our words that a model's tokenizer has one token for, at the start of a text as within it.
+
+    `path` is a folder with a `tokenizer.json`, or that file. Raises `ValueError` if it cannot be read, or if
+    too few words are left.
+    """
+    encode = _encoder(path / "tokenizer.json" if path.is_dir() else path)
+    base = encode("the")
+    chosen = tuple(
+        word
+        for word in dict.fromkeys(WORDS)
+        if len(encode(word)) == 1 and len(encode(f"the {word}")) == len(base) + 1
+    )
+    if len(chosen) < _MIN_EXACT_WORDS:
+        raise ValueError(
+            f"{path} has a token of its own for {len(chosen)} of our words; "
+            f"at least {_MIN_EXACT_WORDS} are needed"
+        )
+    return chosen
+
+
+def _encoder(file: Path) -> Any:
+    from tokenizers import Tokenizer  # takes longer to import than the rest of the command
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no class of its own
+        raise ValueError(f"{file} is no tokenizer that can be read: {error}") from error
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids

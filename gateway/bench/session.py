@@ -1,0 +1,113 @@
+"""One load test from the first look at the server to its samples and what is said of the run.
+
+Not here: the loops (`gateway/bench/run.py`), flags and reports (`gateway/bench/command.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Final
+
+from backend.http_client import HttpClient, HttpLimits
+from gateway.bench.client import BenchClient
+from gateway.bench.description import run_info_of
+from gateway.bench.health import HealthMeter
+from gateway.bench.options import BenchOptions
+from gateway.bench.prepare import prepare
+from gateway.bench.progress import ProgressLine, Tally
+from gateway.bench.run import Load
+from gateway.bench.run_info import RunInfo
+from gateway.bench.sample import Sample
+
+_TICK_S: Final = 0.2
+_MAX_IDLE: Final = 1 << 17  # every connection of the largest closed loop
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a load test gives to its report."""
+
+    samples: Sequence[Sample]
+    run: RunInfo
+
+
+async def run_session(options: BenchOptions) -> Outcome:
+    """Look at the server, load it, and tell how that went. Raises `BenchError` if the load cannot begin."""
+    limits = HttpLimits(connect_s=options.timeout_s, max_idle=_MAX_IDLE if options.keeps_alive else 0)
+    http = HttpClient(limits)
+    try:
+        prepared = await prepare(http, options)
+        _settle_memory()
+        tally = Tally()
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        client = BenchClient(http, options.target, monotonic(), options.timeout_s, tally)
+        load = Load(client, prepared.maker, options.plan, prepared.conversations)
+        meter = HealthMeter()
+        async with _progress(options, client, tally):
+            with _interrupts(load):
+                await load.run()
+        plan = options.plan
+        health = meter.stop(load.samples, plan.is_open, plan.max_concurrency is not None)
+    finally:
+        await http.close()
+    samples = sorted(load.samples, key=lambda sample: sample.number)
+    return Outcome(samples, run_info_of(options, prepared, samples, health, started_at, load.was_stopped))
+
+
+def _settle_memory() -> None:
+    """A full collection stops all streams for as long as it takes; what is here by now stays."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
+
+
+@asynccontextmanager
+async def _progress(options: BenchOptions, client: BenchClient, tally: Tally) -> AsyncIterator[None]:
+    choice = options.report.progress
+    if choice == "off" or (choice == "auto" and not sys.stderr.isatty()):
+        yield
+        return
+    plan = options.plan
+    total = None if plan.num_requests is None else plan.num_requests + plan.warm_up_requests
+    duration_s = None if plan.duration_s is None else plan.duration_s + plan.warm_up_s
+    line = ProgressLine(tally, sys.stderr, total, duration_s)
+
+    async def follow() -> None:
+        while True:
+            line.tick(client.now_s())
+            await asyncio.sleep(_TICK_S)
+
+    task = asyncio.ensure_future(follow())
+    try:
+        yield
+    finally:
+        task.cancel()
+        line.close()
+
+
+@contextmanager
+def _interrupts(load: Load) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the load; the next one the program, for the handler is gone."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        load.stop()
+        for each in signals:
+            loop.remove_signal_handler(each)
+
+    for each in signals:
+        loop.add_signal_handler(each, stop)
+    try:
+        yield
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
