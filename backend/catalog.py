@@ -8,7 +8,7 @@ another end of the reasoning than the gateway would bind its grammars there: its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.values import ModelInfo
@@ -88,9 +88,11 @@ class Catalog:
             entry = self._entries[name] = _Entry(info)
         entry.held_by[replica] = title
 
-    def leave(self, replica: Hashable) -> None:
-        for entry in self._entries.values():
-            entry.held_by.pop(replica, None)
+    def leave(self, replica: Hashable, but: Container[str] = ()) -> None:
+        """It serves nothing any more, `but` for these names."""
+        for name, entry in self._entries.items():
+            if name not in but:
+                entry.held_by.pop(replica, None)
 
     def names(self) -> tuple[str, ...]:
         """Every name that was ever served, whether or not a worker is there now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from backend.link import Welcome
 from backend.media_support import support_of
@@ -25,3 +26,14 @@ def model_infos(welcome: Welcome) -> list[ModelInfo]:
         )
         for name in welcome.model_names
     ]
+
+
+@dataclass(slots=True)
+class Introduced:
+    """What warm-ups need of a server that sends no WELCOME."""
+
+    worker: str
+    model_names: list[str]
+    max_model_len: int
+    block_size: int
+    fingerprint: str

@@ -64,8 +64,5 @@ def parse_upstream(text: str, tls: ssl.SSLContext | None = None) -> UpstreamAddr
     prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     if not _PREFIX.fullmatch(prefix):
         raise AddressError(f"bad upstream {text!r}: its path is no plain one; {_WANTED}")
-    if parts.scheme == "https":
-        tls = tls or ssl.create_default_context()
-    else:
-        tls = None
-    return UpstreamAddress(kind, Origin(parts.hostname, port or _PORTS[parts.scheme], tls), prefix)
+    context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+    return UpstreamAddress(kind, Origin(parts.hostname, port or _PORTS[parts.scheme], context), prefix)

@@ -1,4 +1,4 @@
-"""What a server that Headrace does not ship must be able to say: one kind per server software, with its wires.
+"""What a server that Headrace does not ship must be able to say: one kind per software, with its wires.
 
 A kind knows where its servers tell of themselves. A wire turns calls into requests and the payloads of
 server-sent events into what sinks take. Connections, keys, retries, faults and load are the server's
@@ -21,10 +21,10 @@ class AnswerReader(Protocol):
     """Reads one choice's event stream and tells its sink. Made per choice."""
 
     def event(self, payload: bytes, now_s: float) -> bool:
-        """The payload of one event. True: the sink has had the finish or a failure, and gets no more.
+        """The payload of one event, or the whole body of an answer that is JSON instead of a stream.
 
-        Raises `ValueError` for what is no answer of this API; the server's own error events become the sink's
-        `failed`.
+        True: the sink has had the finish or a failure, and gets no more. Raises `ValueError` for what is no
+        answer of this API; the server's own error events become the sink's `failed`.
         """
 
     def closed(self, now_s: float) -> bool:
@@ -42,6 +42,9 @@ class TokenWire(Protocol):
 
     def reader(self, call: EngineCall, sink: Sink) -> AnswerReader: ...
 
+    def learn(self, status: int, body: bytes) -> bool:
+        """A server refused a call. True: the next request is made in another way, so it may be sent again."""
+
 
 class TextWire(Protocol):
     """An API that takes and gives text."""
@@ -49,6 +52,9 @@ class TextWire(Protocol):
     def request(self, call: TextCall, request_id: str) -> HttpRequest: ...
 
     def reader(self, call: TextCall, sink: TextSink) -> AnswerReader: ...
+
+    def learn(self, status: int, body: bytes) -> bool:
+        """As in `TokenWire`."""
 
 
 UNKNOWN_MODEL_LEN: Final = 1 << 30  # a server that does not tell a model's context refuses what is too long
@@ -79,14 +85,16 @@ class Traits:
     """What is learned of a server once per connection."""
 
     wire: TokenWire | TextWire
+    api: str  # which of the server's APIs the wire uses, for operators
     block_size: int = 16  # of its KV cache, in tokens
     versions: dict[str, str] = field(default_factory=dict)
 
 
 class Ask(Protocol):
-    """Asks the server for a short answer, of any status; with its key and path prefix.
+    """Asks the server for a short answer, with its key and path prefix. `target`: without that prefix.
 
-    Raises `HttpFault`. Any status but 2xx and those in `allowed` is an `UpstreamFault`, which says what it was.
+    Raises `WorkerLost`, `WorkerStalled`, `RefusedError` for a key that is not the server's, and
+    `UpstreamFault` for any other status than 2xx and those in `allowed`.
     """
 
     async def __call__(

@@ -1,0 +1,207 @@
+"""One choice at an upstream server: the receiver of its response, and the handle of its submission.
+
+It ends exactly once: by the reader's finish, by a fault, or by an abort. What the events say, its wire's
+reader knows; what a fault means for the server, the server (`backend/upstream_server.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from backend.fault_log import log_fault
+from backend.http_ports import Headers, HttpCall, HttpFault
+from backend.sse_reader import SseReader
+from backend.upstream_faults import MAX_BODY_BYTES, UpstreamFault, refusal
+from backend.upstream_load import Share
+from backend.upstream_ports import AnswerReader
+from pipeline.errors import HeadraceError, WorkerLost
+
+# vLLM's completions give the prompt's ids back in their first event, 8 bytes each.
+MAX_EVENT_BYTES: Final = 32 << 20
+# What may follow a finish: an event with the usage, and the stream's end. Then the connection is free again.
+TAIL_S: Final = 5.0
+
+
+class Host(Protocol):
+    """What an answer needs of its server."""
+
+    @property
+    def key(self) -> str: ...
+
+    def learn(self, status: int, body: bytes) -> bool:
+        """`TokenWire.learn`."""
+
+    def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
+        """A fault, before the sink hears of it. `has_begun`: some of the response had come."""
+
+
+class UpstreamAnswer:
+    """`http_ports.Receiver` and `pipeline.ports.Handle`.
+
+    `send` makes the request and sends it with this object as its receiver; it may be called twice. `fail` is
+    the sink's.
+    """
+
+    __slots__ = (
+        *("_call", "_events", "_fail", "_has_begun", "_has_events", "_host", "_is_over", "_model"),
+        *("_reader", "_send", "_share", "_status", "_tail", "_whole"),
+    )
+
+    def __init__(
+        self,
+        host: Host,
+        model: str,
+        reader: AnswerReader,
+        fail: Callable[[HeadraceError], None],
+        share: Share,
+        send: Callable[[UpstreamAnswer], HttpCall],
+    ) -> None:
+        self._host = host
+        self._model = model
+        self._reader = reader
+        self._fail = fail
+        self._share = share
+        # Until the server has taken it: it holds the prompt.
+        self._send: Callable[[UpstreamAnswer], HttpCall] | None = send
+        self._events = SseReader(MAX_EVENT_BYTES)
+        self._status = 0
+        self._whole: bytearray | None = None  # the body, where it is no stream
+        self._has_begun = False
+        self._has_events = False
+        self._is_over = False
+        self._tail: asyncio.TimerHandle | None = None
+        self._call = send(self)
+
+    # -- pipeline.ports.Handle -----------------------------------------------------------------------------
+
+    @property
+    def worker(self) -> str:
+        return self._host.key
+
+    def abort(self) -> None:
+        """A closed connection is what all these servers take for an abort."""
+        if not self._is_over:
+            self._close()
+
+    # -- http_ports.Receiver -------------------------------------------------------------------------------
+
+    def begun(self, status: int, headers: Headers) -> None:
+        self._has_begun = True
+        self._status = status
+        if status == 200:
+            self._send = None
+        is_json = any(name == b"content-type" and b"json" in value for name, value in headers)
+        if status != 200 or is_json:
+            self._whole = bytearray()
+
+    def data(self, data: bytes) -> None:
+        if self._is_over:
+            return  # the tail
+        if self._whole is not None:
+            limit = MAX_EVENT_BYTES if self._status == 200 else MAX_BODY_BYTES
+            self._whole += data[: limit - len(self._whole)]
+        else:
+            self._read(data)
+
+    def ended(self) -> None:
+        self._stop_tail()
+        whole = self._whole
+        if self._is_over:
+            return
+        if whole is not None and self._status != 200:
+            self._refused(bytes(whole))
+            return
+        if whole is not None:
+            self._guarded(lambda now_s: self._reader.event(bytes(whole), now_s))
+        if not self._is_over:
+            self._guarded(self._reader.closed)
+        if not self._is_over:
+            self._end(WorkerLost(f"upstream {self.worker} ended the answer before it was complete"))
+
+    def failed(self, fault: HttpFault) -> None:
+        self._stop_tail()
+        if not self._is_over:
+            self._end(WorkerLost(f"upstream {self.worker}: {fault}"))
+
+    # -- in ------------------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> None:
+        now_s = time.monotonic()
+        try:
+            for payload in self._events.feed(data):
+                if not self._has_events:
+                    self._has_events = True
+                    self._share.first_token()
+                if self._reader.event(payload, now_s):
+                    self._finish()
+                if self._is_over:  # or its sink has aborted it
+                    return
+        except Exception as error:
+            self._raised(error)
+
+    def _guarded(self, tell: Callable[[float], bool]) -> None:
+        try:
+            if tell(time.monotonic()):
+                self._finish()
+        except Exception as error:
+            self._raised(error)
+
+    def _raised(self, error: Exception) -> None:
+        """By the reader, for what is no answer, or by the sink. Both may quote what was read."""
+        log_fault(error)
+        if isinstance(error, ValueError):
+            self._break(UpstreamFault(f"upstream {self.worker} sent what is no answer of its API"))
+        else:
+            self._break(HeadraceError("An internal error ended this stream."))
+
+    def _refused(self, body: bytes) -> None:
+        send, self._send = self._send, None
+        if send is not None and self._host.learn(self._status, body):
+            self._whole, self._has_begun = None, False
+            self._call = send(self)
+        else:
+            self._end(refusal(self.worker, self._status, body))
+
+    # -- ends ----------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Complete. The rest of the response is read, so that its connection can serve again."""
+        if not self._is_over:
+            self._is_over = True
+            self._share.release()
+            self._tail = asyncio.get_running_loop().call_later(TAIL_S, self._close)
+
+    def _close(self) -> None:
+        self._is_over = True
+        self._send = None
+        self._stop_tail()
+        self._share.release()
+        self._call.abort()
+
+    def _break(self, error: HeadraceError) -> None:
+        """Nothing more of this response is wanted."""
+        if not self._is_over:
+            self._close()
+            self._tell(error)
+
+    def _end(self, error: HeadraceError) -> None:
+        """The exchange is over, and not as it should be."""
+        self._is_over = True
+        self._send = None
+        self._share.release()
+        self._host.noted(self._model, error, self._has_begun)
+        self._tell(error)
+
+    def _tell(self, error: HeadraceError) -> None:
+        try:
+            self._fail(error)
+        except Exception as raised:
+            log_fault(raised)
+
+    def _stop_tail(self) -> None:
+        if self._tail is not None:
+            self._tail.cancel()
+            self._tail = None

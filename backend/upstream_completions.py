@@ -1,0 +1,104 @@
+"""vLLM's `/v1/completions` as a `TokenWire`: `prompt` is a list of ids, `return_token_ids` gives them back.
+
+Any vLLM from 0.10.2 on has it. Stop strings are never sent: the gateway finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from backend.http_ports import HttpRequest
+from backend.upstream_tokens import StreamEvent, TokenReader
+from pipeline.ports import Sink
+from pipeline.values import EngineCall, TokenLogprobs
+
+COMPLETIONS: Final = "/v1/completions"
+HEADERS: Final = ((b"content-type", b"application/json"), (b"accept", b"text/event-stream"))
+_ID: Final = "token_id:"  # how a token is named with `return_tokens_as_token_ids`
+# Where SamplingParams and the API have other names for the same.
+_RENAMED: Final = {"extra_args": "vllm_xargs"}
+
+
+class CompletionsWire:
+    """`upstream_ports.TokenWire`."""
+
+    def request(self, call: EngineCall, request_id: str) -> HttpRequest:
+        body: dict[str, Any] = {
+            "model": call.model,
+            "prompt": call.prompt.tokens.tolist(),
+            "max_tokens": call.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        for name, value in call.sampling.items():
+            if value is not None:
+                body[_RENAMED.get(name, name)] = value
+        if "logprobs" in body:
+            body["return_tokens_as_token_ids"] = True
+        add_scheduling(body, call)
+        headers = (*HEADERS, (b"x-request-id", request_id.encode()))
+        return HttpRequest("POST", COMPLETIONS, headers, msgspec.json.encode(body))
+
+    def reader(self, call: EngineCall, sink: Sink) -> CompletionsReader:
+        return CompletionsReader(sink, call.sampling.get("logprobs"))
+
+    def learn(self, status: int, body: bytes) -> bool:
+        return False
+
+
+def add_scheduling(body: dict[str, Any], call: EngineCall) -> None:
+    """What a server without priorities, or of another version, might refuse is sent only where it says
+    something."""
+    if call.priority:
+        body["priority"] = call.priority
+    if call.cache_salt is not None:
+        body["cache_salt"] = call.cache_salt
+
+
+class _Logprobs(msgspec.Struct):
+    """OpenAI's legacy shape; a place is None where the engine has no figures for it."""
+
+    token_logprobs: list[float | None] = []
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+_decoder: Final = msgspec.json.Decoder(StreamEvent[_Logprobs])
+
+
+class CompletionsReader(TokenReader[_Logprobs]):
+    """`upstream_ports.AnswerReader`."""
+
+    __slots__ = ()
+
+    def _decode(self, payload: bytes) -> StreamEvent[_Logprobs]:
+        return _decoder.decode(payload)
+
+    def _positions(self, logprobs: _Logprobs, num_top: int) -> Sequence[TokenLogprobs]:
+        return [
+            _position(token, value, top, num_top)
+            for token, value, top in zip(
+                logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+            )
+        ]
+
+
+def _position(token: str, value: float | None, top: dict[str, float] | None, num_top: int) -> TokenLogprobs:
+    """`top` has the k most likely, and the sampled one if it is none of them: then its rank is unknown."""
+    best = sorted((top or {}).items(), key=lambda item: -item[1])
+    names = [name for name, _ in best[:num_top]]
+    return TokenLogprobs(
+        [_id(token), *map(_id, names)],
+        [-9999.0 if value is None else value, *(each for _, each in best[:num_top])],
+        names.index(token) + 1 if token in names else 0,
+    )
+
+
+def _id(token: str) -> int:
+    if not token.startswith(_ID):
+        raise ValueError("a token of its logprobs is not named by its id")
+    return int(token[len(_ID) :])

@@ -1,0 +1,300 @@
+"""One upstream server as its gateway sees it: learn its models, watch that it lives, send it calls.
+
+The same for all kinds of servers: what they say and how is their kind's and its wires' (`upstream_ports.py`),
+one call is `upstream_answer.py`, and coming back after a loss is `replica_life.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from backend.catalog import Catalog, MisfitError, ParserOf, no_parser
+from backend.http_ports import HttpCall
+from backend.introduction import Introduced
+from backend.local_model import LocalModel, read_local_model
+from backend.media_support import Support
+from backend.replica import READY, QueueBounds, WorkerStatus
+from backend.replica_life import ReplicaLife
+from backend.upstream_address import UpstreamAddress
+from backend.upstream_answer import UpstreamAnswer
+from backend.upstream_faults import ModelGone, UpstreamFault
+from backend.upstream_load import Share, UpstreamLoad
+from backend.upstream_ports import EngineStats, ServedModel, Traits, UpstreamKind
+from backend.upstream_probe import Http, UpstreamProbe
+from pipeline.errors import HeadraceError, QueueFull, WorkerLost
+from pipeline.ports import Handle, Sink, TextSink
+from pipeline.values import EngineCall, ModelInfo, TextCall
+
+logger = logging.getLogger(__name__)
+
+TEXT_FINGERPRINT: Final = "text"  # servers of one name that take text are taken for the same
+# A server that was full is left out for as long as it takes to try another one.
+FULL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamSettings:
+    """How a gateway treats upstream servers."""
+
+    api_key: str | None = field(default=None, repr=False)
+    tokenizer_of: Callable[[str], Path | None] = lambda model: None  # a model's folder
+    reasoning_parser_of: ParserOf = no_parser  # the gateway's own: these servers do not tell theirs
+    bounds: QueueBounds = QueueBounds()  # noqa: RUF009
+    stall_s: float = 30.0  # for an answer to a question about the server itself
+    heartbeat_s: float = 1.0
+    models_s: float = 10.0  # how often it is asked which models it has
+    min_backoff_s: float = 0.2
+    max_backoff_s: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    info: ModelInfo
+    local: LocalModel | None  # of a server of token ids
+
+    def read(self) -> dict[str, bytes]:
+        return {} if self.local is None else self.local.read()
+
+
+class UpstreamServer(ReplicaLife):
+    """`backend.replica.Replica`. `on_change` is called when it has become ready, or is no longer."""
+
+    def __init__(
+        self,
+        address: UpstreamAddress,
+        kind: UpstreamKind,
+        settings: UpstreamSettings,
+        catalog: Catalog,
+        http: Http,
+        rng: random.Random,
+        on_change: Callable[[UpstreamServer], None] = lambda server: None,
+    ) -> None:
+        backoff_s = (settings.min_backoff_s, settings.max_backoff_s)
+        super().__init__(str(address), catalog, rng, backoff_s, lambda: on_change(self))
+        self.load = UpstreamLoad()
+        self.heard_s = -math.inf
+        self.media: Support = {}  # their placeholders become many ids, which only the server could tell
+        self._address = address
+        self._kind = kind
+        self._settings = settings
+        self._http = http
+        self._probe = UpstreamProbe(http, address, settings.api_key, settings.stall_s)
+        self._models: dict[str, _Model] | None = None
+        self._traits: Traits | None = None
+        self._stats = EngineStats()
+        self._listed: Sequence[ServedModel] = ()
+        self._is_doubtful = False  # whether it still has the models that it listed
+        self._full_until_s = -math.inf
+        self._broken = asyncio.Event()  # a call has found that it is gone
+        self._ids = (f"{secrets.token_hex(6)}-{number}" for number in count())
+
+    # -- backend.replica.Replica ---------------------------------------------------------------------------
+
+    @property
+    def model_names(self) -> Sequence[str] | None:
+        return None if self._models is None else tuple(self._models)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        return self.load.outstanding_tokens
+
+    @property
+    def welcome(self) -> Introduced | None:
+        """For warm-ups: the models of one server share its cache."""
+        if not self._models:
+            return None
+        infos = [model.info for model in self._models.values()]
+        return Introduced(
+            worker=self.key,
+            model_names=[info.name for info in infos],
+            max_model_len=min(info.max_model_len for info in infos),
+            block_size=infos[0].block_size,
+            fingerprint=infos[0].fingerprint,
+        )
+
+    def serves(self, model: str, fingerprint: str = "") -> bool:
+        if self.state is not READY or self._models is None or model not in self._models:
+            return False
+        return fingerprint in ("", self._models[model].info.fingerprint)
+
+    def max_model_len(self, model: str) -> int:
+        assert self._models is not None, "it serves nothing"
+        return self._models[model].info.max_model_len
+
+    def has_room(self, num_tokens: int) -> bool:
+        return time.monotonic() >= self._full_until_s and self._settings.bounds.admit(self.load, num_tokens)
+
+    def submit(self, call: EngineCall, sink: Sink) -> Handle:
+        return self._submit(call, sink, self.load.add(call.num_prompt_tokens, call.max_tokens))
+
+    def submit_text(self, call: TextCall, sink: TextSink) -> Handle:
+        return self._submit(call, sink, self.load.add(call.num_prompt_tokens, call.max_tokens))
+
+    def submit_background(self, call: EngineCall, sink: Sink) -> Handle:
+        """Give this very server a call that does not count as load. Raises `WorkerLost` when it is not ready.
+
+        Without its priority: a server that does not schedule by it refuses any.
+        """
+        if self.state is not READY:
+            raise WorkerLost(f"worker {self.key} is {self.state}")
+        return self._submit(replace(call, priority=0), sink, self.load.add_background())
+
+    def status(self) -> WorkerStatus:
+        is_there, load, traits = self.state is READY, self.load, self._traits
+        stats = self._stats if is_there else EngineStats()
+        return WorkerStatus(
+            address=self.key,
+            name=self.key,
+            state=self.state,
+            reason="" if is_there else self.reason,
+            models=tuple(self._models or ()),
+            scripted=False,
+            engine_path=traits.api if traits is not None else "",
+            versions=dict(traits.versions) if traits is not None else {},
+            max_running=0,
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_usage=stats.kv_usage,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            preemptions=stats.preemptions,
+            outstanding_requests=load.num_requests,
+            outstanding_tokens=load.outstanding_tokens,
+            waiting_requests=load.num_waiting,
+            waiting_tokens=load.waiting_tokens,
+            dropped_entries=0,
+            copied_bytes=0,
+            num_connects=self.num_connects,
+        )
+
+    # -- calls ---------------------------------------------------------------------------------------------
+
+    def _submit(self, call: EngineCall | TextCall, sink: Sink | TextSink, share: Share) -> Handle:
+        assert self._traits is not None, "it serves nothing"
+        wire: Any = self._traits.wire  # the kind's: of the calls that its models' `ModelInfo` asks for
+
+        def send(answer: UpstreamAnswer) -> HttpCall:
+            request = self._probe.own(wire.request(call, next(self._ids)))
+            return self._http.send(self._address.origin, request, answer)
+
+        try:
+            return UpstreamAnswer(self, call.model, wire.reader(call, sink), sink.failed, share, send)
+        except BaseException:
+            share.release()
+            raise
+
+    def learn(self, status: int, body: bytes) -> bool:
+        """`upstream_answer.Host`."""
+        return self._traits is not None and self._traits.wire.learn(status, body)
+
+    def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
+        """`upstream_answer.Host`: a sink that submits again when it is told must find another server."""
+        if isinstance(error, QueueFull):
+            self._full_until_s = time.monotonic() + FULL_S
+        elif isinstance(error, ModelGone):
+            self._is_doubtful = True
+            if self._models is not None and self.state is READY:
+                self._models.pop(model, None)
+        elif isinstance(error, WorkerLost) and not has_begun:
+            if self.state is READY:
+                self._lose(error)
+            self._broken.set()
+
+    # -- one connection ------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        self._broken.clear()
+        listed = await self._probe.told(self._kind.models(self._probe))
+        self._advance("load", "reading its models' files")
+        locals_ = await asyncio.to_thread(self._local_models, listed)
+        sends_defaults = all(local is None or local.default_sampling is not None for local in locals_)
+        self._traits = await self._probe.told(self._kind.traits(self._probe, sends_defaults))
+        await self._join(listed, locals_)
+        self._stats = await self._probe.told(self._kind.stats(self._probe))
+        self.heard_s = time.monotonic()
+        self.has_answered, self.misfit = True, None
+        self.num_connects += 1
+        self._advance("accept", "")
+        logger.info("worker %s is ready (%s)", self.key, self._traits.api)
+        await self._watch()
+
+    async def _watch(self) -> None:
+        """While it is ready. Raises what ends that."""
+        next_look_s = time.monotonic() + self._settings.models_s
+        while not await self._is_lost(self._settings.heartbeat_s):
+            self._stats = await self._probe.told(self._kind.stats(self._probe))
+            self.heard_s = now_s = time.monotonic()
+            if now_s < next_look_s and not self._is_doubtful:
+                continue
+            listed = await self._probe.told(self._kind.models(self._probe))
+            next_look_s = now_s + self._settings.models_s
+            if self._is_doubtful or listed != self._listed:
+                await self._join(listed, await asyncio.to_thread(self._local_models, listed))
+        raise WorkerLost(self.reason)
+
+    async def _is_lost(self, limit_s: float) -> bool:
+        """Whether a call finds out within this time."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._broken.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _local_models(self, listed: Sequence[ServedModel]) -> list[LocalModel | None]:
+        """What the gateway has of these models. Raises `MisfitError` where it lacks what it needs."""
+        if not listed:
+            raise UpstreamFault(f"upstream {self.key} lists no model")
+        if self._kind.is_text:
+            return [None] * len(listed)
+        known: dict[Path, LocalModel] = {}
+        found: list[LocalModel | None] = []
+        for model in listed:
+            folder = self._settings.tokenizer_of(model.name)
+            if folder is None:
+                raise MisfitError(
+                    f"upstream {self.key} serves {model.name!r}, and no tokenizer is given for it: "
+                    f"tokenizer must name the folder of its tokenizer.json"
+                )
+            if folder not in known:
+                known[folder] = read_local_model(folder)
+            found.append(known[folder])
+        return found
+
+    async def _join(self, listed: Sequence[ServedModel], locals_: Sequence[LocalModel | None]) -> None:
+        """Take these models on, in the place of those that it had."""
+        models = {
+            served.name: _Model(self._info(served, local), local)
+            for served, local in zip(listed, locals_, strict=True)
+        }
+        for model in models.values():
+            await self._catalog.join(self, self.key, [model.info], partial(asyncio.to_thread, model.read))
+        self._catalog.leave(self, but=models)
+        self._listed, self._models, self._is_doubtful = listed, models, False
+
+    def _info(self, served: ServedModel, local: LocalModel | None) -> ModelInfo:
+        assert self._traits is not None
+        return ModelInfo(
+            name=served.name,
+            max_model_len=served.max_model_len,
+            block_size=self._traits.block_size,
+            default_sampling={} if local is None else local.default_sampling or {},
+            fingerprint=TEXT_FINGERPRINT if local is None else local.fingerprint,
+            created=int(time.time()),
+            reasoning_parser=self._settings.reasoning_parser_of(served.name),
+            is_text=local is None,
+        )
+
+    def _hang_up(self) -> None:
+        """Calls under way have their own connections, and find out by themselves."""
