@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import random
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from backend.address import parse_address
-from backend.catalog import OnModel
+from backend.catalog import Catalog, OnModel
+from backend.http_client import HttpClient, HttpLimits
 from backend.output_parsers import load_output_parsers
-from backend.pool import ClientLimits, PoolSettings, WorkerPool, linked_pool
+from backend.pool import ClientLimits, PoolSettings, WorkerPool
 from backend.remote_worker import RemoteWorker
+from backend.replica import QueueBounds, Replica
+from backend.upstream_address import parse_upstream
+from backend.upstream_kinds import UPSTREAM_KINDS
+from backend.upstream_server import UpstreamServer, UpstreamSettings
 from gateway.answer import AnswerLimits
 from gateway.journal import JournalLimits
 from gateway.link_tls import client_tls
@@ -24,6 +31,7 @@ from gateway.own_store import OwnStore
 from gateway.rules_version import RuleOptions
 from gateway.settings import Settings
 from gateway.settings_answers import Answers, parser_for
+from gateway.settings_upstream import tokenizer_folder
 from gateway.streams import StreamLimits, Streams
 from gateway.turns import Turns
 from gateway.warmup import WarmLimits
@@ -113,10 +121,21 @@ def warm_turns() -> Turns:
     return Turns(Path(folder) if folder else None)
 
 
+def http_client(settings: Settings) -> HttpClient:
+    """For upstream servers."""
+    return HttpClient(HttpLimits(connect_s=settings.upstream.upstream_connect_s))
+
+
 def worker_pool(
-    settings: Settings, on_model: OnModel, on_change: Callable[[RemoteWorker], None]
+    settings: Settings,
+    on_model: OnModel,
+    http: HttpClient,
+    on_change: Callable[[RemoteWorker | UpstreamServer], None],
 ) -> WorkerPool:
-    """The workers that the gateway is linked to. Raises what is wrong with the TLS files."""
+    """The workers that the gateway is linked to, and the upstream servers, which take token ids or text.
+
+    `on_change` hears of those that take token ids. Raises what is wrong with addresses or TLS files.
+    """
     limits = settings.limits
     pool = PoolSettings(
         cache_dir=settings.general.cache.expanduser(),
@@ -128,8 +147,36 @@ def worker_pool(
         max_waiting_tokens=limits.queue_max_tokens,
         reasoning_parser_of=partial(parser_for, settings.answers.reasoning_parser),
     )
-    workers = [parse_address(worker) for worker in settings.link.worker]
-    return linked_pool(workers, pool, on_model, on_change=on_change)
+    catalog, rng = Catalog(on_model, pool.reasoning_parser_of), random.Random()
+    replicas: list[Replica] = [
+        RemoteWorker(parse_address(worker), pool, catalog, rng, on_change) for worker in settings.link.worker
+    ]
+    replicas += _upstream_servers(settings, pool, catalog, http, rng, on_change)
+    return WorkerPool(replicas, catalog)
+
+
+def _upstream_servers(
+    settings: Settings,
+    pool: PoolSettings,
+    catalog: Catalog,
+    http: HttpClient,
+    rng: random.Random,
+    on_change: Callable[[UpstreamServer], None],
+) -> Iterator[UpstreamServer]:
+    given = settings.upstream
+    tls = None if given.upstream_cafile is None else ssl.create_default_context(cafile=given.upstream_cafile)
+    upstream = UpstreamSettings(
+        api_key=given.upstream_api_key,
+        tokenizer_of=partial(tokenizer_folder, given.tokenizer),
+        reasoning_parser_of=pool.reasoning_parser_of,
+        bounds=QueueBounds(pool.max_waiting_requests, pool.max_waiting_tokens),
+        stall_s=settings.limits.stall_limit_s,
+    )
+    for text in given.upstream:
+        address = parse_upstream(text, tls)
+        kind = UPSTREAM_KINDS[address.kind]
+        told = (lambda server: None) if kind.is_text else on_change
+        yield UpstreamServer(address, kind, upstream, catalog, http, rng, told)
 
 
 def streams(settings: Settings, metrics: Metrics) -> Streams:
