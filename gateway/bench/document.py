@@ -20,7 +20,7 @@ from gateway.bench.timeline import Timeline, timeline_of
 BENCH: Final = "headrace bench"
 VERSION: Final = 1
 # Where a curve is sampled: each percent, and more closely where the slowest few are.
-CURVE_PERCENTS: Final = (*range(100), 99.5, 99.9, 99.99, 100)
+CURVE_PERCENTS: Final = (*map(float, range(100)), 99.5, 99.9, 99.99, 100.0)
 
 
 class Failures(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from gateway.bench.percentiles import Distribution, Spread
 from gateway.bench.run_info import RunInfo
 from gateway.bench.sample import Sample
 from gateway.bench.stages import stages_of
-from gateway.bench.throughput import Throughput, Window, concurrency, throughput
+from gateway.bench.throughput import Throughput, Window, concurrency, last_s, throughput
 
 INTERRUPTED: Final = "interrupted"  # the error of a request that the end of the run cut off: no failure
 # Without a limit of the user's, a gap is a stall if it is over so many times the median gap, and over what a
@@ -89,7 +89,7 @@ class Measured:
     def __init__(self, samples: Sequence[Sample], run: RunInfo) -> None:
         until_s = run.steady_until_s
         self.all = samples
-        self.end_s = max([run.duration_s, *(each.ended_s or each.sent_s for each in samples)])
+        self.end_s = max([run.duration_s, *(last_s(each) for each in samples)])
         if until_s is None:
             until_s = nextafter(self.end_s, inf)  # what comes at the very end belongs to it
         self.window = Window(run.steady_from_s, until_s)
@@ -169,7 +169,7 @@ def _goodput(measured: Measured, limits_ms: Limits) -> Goodput | None:
         return count / num_judged if num_judged else 0.0
 
     return Goodput(
-        limits_ms=dict(limits_ms),
+        limits_ms={name: float(limit) for name, limit in limits_ms.items()},
         share=share(sum(is_good)),
         requests_per_s=num_in_time / length_s if length_s else 0.0,
         shares={name: share(sum(name in each for each in all_met)) for name in limits_ms},

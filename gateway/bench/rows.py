@@ -160,7 +160,8 @@ def turns_of(document: Document) -> Grid:
 
 def failures_of(document: Document) -> Grid:
     rows = tuple(
-        (kind, f"{each.count:,}", _one_line(each.example)) for kind, each in document.failures.items()
+        (_one_line(kind), f"{each.count:,}", _one_line(each.example))
+        for kind, each in document.failures.items()
     )
     return Grid("Failures", ("count", "first of them"), rows)
 

@@ -52,6 +52,11 @@ def throughput(succeeded: Iterable[Sample], window: Window) -> Throughput:
     return Throughput(*each)
 
 
+def last_s(sample: Sample) -> float:
+    """When the last that is known of it happened."""
+    return max([sample.sent_s, sample.ended_s or 0.0, *sample.frames_s[-1:]])
+
+
 def tokens_in(sample: Sample, window: Window) -> float:
     """The tokens that came in it: those of a request are spread over its frames evenly."""
     frames_s = sample.frames_s

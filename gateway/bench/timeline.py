@@ -7,13 +7,15 @@ Of all requests, those of warm-up and drain too. Not here: the figures of the st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from math import inf, nextafter
 from typing import Final, TypeVar
 
 import msgspec
 
 from gateway.bench.percentiles import percentile
 from gateway.bench.sample import Sample
-from gateway.bench.throughput import Window, concurrency, tokens_in
+from gateway.bench.throughput import Window, concurrency, last_s, tokens_in
 
 MAX_SLICES: Final = 80
 MAX_POINTS: Final = 1500  # more are not told apart in a picture, and a page has to hold them all
@@ -47,30 +49,34 @@ def timeline_of(samples: Sequence[Sample], end_s: float) -> Timeline:
     slice_s = _slice_s(end_s)
     num_slices = max(1, int(end_s / slice_s) + 1)
     firsts = [(each.sent_s, (each.frames_s[0] - each.sent_s) * 1e3) for each in samples if each.frames_s]
-    failures = [(_end_s(each), each.error) for each in samples if each.error is not None]
-    within: list[list[Sample]] = [[] for _ in range(num_slices)]
-    for sample in samples:
-        from_index, to_index = int(sample.sent_s / slice_s), int(_end_s(sample) / slice_s)
+    failures = [(last_s(each), each.error) for each in samples if each.error is not None]
+    edges_s = [
+        *(index * slice_s for index in range(num_slices)),
+        max(num_slices * slice_s, nextafter(end_s, inf)),
+    ]
+    windows = [Window(*edges) for edges in pairwise(edges_s)]
+    within: list[list[Sample]] = [[] for _ in windows]
+    for sample in samples:  # one slice more on each side: a quotient may round across an edge
+        from_index, to_index = int(sample.sent_s / slice_s) - 1, int(last_s(sample) / slice_s) + 1
         for index in range(max(0, from_index), min(num_slices - 1, to_index) + 1):
             within[index].append(sample)
     return Timeline(
         slice_s=slice_s,
-        slices=tuple(_slice(each, index * slice_s, slice_s, end_s) for index, each in enumerate(within)),
+        slices=tuple(_slice(each, window, end_s) for each, window in zip(within, windows, strict=True)),
         first_tokens=tuple(_thinned(firsts)),
         failures=tuple(_thinned(failures)),
     )
 
 
-def _slice(samples: Sequence[Sample], from_s: float, slice_s: float, end_s: float) -> Slice:
-    window = Window(from_s, from_s + slice_s)
-    ended = [each for each in samples if window.holds(_end_s(each))]
+def _slice(samples: Sequence[Sample], window: Window, end_s: float) -> Slice:
+    ended = [each for each in samples if window.holds(last_s(each))]
     ttfts_ms = [
         (each.frames_s[0] - each.sent_s) * 1e3
         for each in samples
         if each.frames_s and window.holds(each.frames_s[0])
     ]
     return Slice(
-        from_s=from_s,
+        from_s=window.from_s,
         num_sent=sum(window.holds(each.sent_s) for each in samples),
         num_ok=sum(each.error is None for each in ended),
         num_failed=sum(each.error is not None for each in ended),
@@ -78,10 +84,6 @@ def _slice(samples: Sequence[Sample], from_s: float, slice_s: float, end_s: floa
         running=concurrency(samples, window, end_s)[0],
         ttft_p50_ms=percentile(ttfts_ms, 50) if ttfts_ms else None,
     )
-
-
-def _end_s(sample: Sample) -> float:
-    return max([sample.sent_s, sample.ended_s or 0.0, *sample.frames_s[-1:]])
 
 
 def _slice_s(end_s: float) -> float:
