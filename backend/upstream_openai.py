@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backend.http_ports import Headers, HttpRequest
+from backend.http_ports import HttpRequest
 from backend.openai_chunk import FAULTS, FINISH, Choice, Chunk, calls_of, decode_chunk, fragments_of
 from backend.tool_call_order import ToolCallOrder
 from backend.upstream_errors import server_error, words_of
@@ -28,14 +28,12 @@ _HEADERS: Final = ((b"content-type", b"application/json"), (b"accept", b"text/ev
 
 
 class OpenAiWire:
-    """Requests and readers for one server. `prefix`: of its paths; `headers`: sent with each request.
+    """`upstream_ports.TextWire` for one server.
 
     `asks_usage`: it is asked for its token counts, until it refuses that.
     """
 
-    def __init__(self, prefix: str = "", headers: Headers = ()) -> None:
-        self._prefix = prefix.rstrip("/")
-        self._headers = (*_HEADERS, *headers)
+    def __init__(self) -> None:
         self.asks_usage = True
 
     def request(self, call: TextCall, request_id: str) -> HttpRequest:
@@ -46,8 +44,8 @@ class OpenAiWire:
             body["stream_options"] = {"include_usage": True}
         return HttpRequest(
             "POST",
-            self._prefix + call.target,
-            (*self._headers, (b"x-request-id", request_id.encode("latin-1", "replace"))),
+            call.target,
+            (*_HEADERS, (b"x-request-id", request_id.encode("latin-1", "replace"))),
             msgspec.json.encode(body),
         )
 

@@ -1,0 +1,131 @@
+"""An SGLang server as an `UpstreamKind`: where it tells of itself, and its `/generate` as the wire of ids.
+
+Source: SGLang 0.5.23, `srt/entrypoints/http_server.py`. `/health` is not asked: it generates a token and
+takes a second or more. Closing a connection aborts its request within some 2 s (`create_abort_task`);
+`/abort_request` does it at once. `--incremental-streaming-output` saves all ids again with each event.
+
+Not here: the request's fields (`sglang_request.py`), the events (`sglang_stream.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from backend.http_ports import HttpRequest
+from backend.sglang_request import PriorityRule, generate_body
+from backend.sglang_stream import GenerateReader
+from backend.upstream_metrics import values
+from backend.upstream_models import read_models
+from backend.upstream_ports import Ask, EngineStats, ServedModel, Traits
+from pipeline.ports import Sink
+from pipeline.values import EngineCall
+
+GENERATE: Final = "/generate"
+_JSON: Final = (b"content-type", b"application/json")
+_HEADERS: Final = (_JSON, (b"accept", b"text/event-stream"))
+
+
+class SglangWire:
+    """`upstream_ports.TokenWire`."""
+
+    def __init__(self, rule: PriorityRule = PriorityRule()) -> None:  # noqa: B008
+        self._rule = rule
+
+    def request(self, call: EngineCall, request_id: str) -> HttpRequest:
+        """The POST for one choice. Raises `InvalidRequest` for a parameter that SGLang does not have."""
+        body = msgspec.json.encode(generate_body(call, request_id, self._rule))
+        return HttpRequest("POST", GENERATE, _HEADERS, body)
+
+    def reader(self, call: EngineCall, sink: Sink) -> GenerateReader:
+        return GenerateReader(call, sink)
+
+    def abort(self, request_id: str) -> HttpRequest:
+        """Ends a request at once, where a closed connection takes up to 2 s."""
+        return HttpRequest("POST", "/abort_request", (_JSON,), msgspec.json.encode({"rid": request_id}))
+
+    def learn(self, status: int, body: bytes) -> bool:
+        return False
+
+
+class _ServerInfo(msgspec.Struct):
+    """Of its hundreds of settings."""
+
+    version: str = ""
+    page_size: int | None = None
+    enable_priority_scheduling: bool | None = None
+    schedule_low_priority_values_first: bool | None = None
+    skip_tokenizer_init: bool | None = None
+
+
+class _Load(msgspec.Struct):
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    token_usage: float = 0.0
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load] = []
+
+
+class SglangKind:
+    """`upstream_ports.UpstreamKind`."""
+
+    is_text = False
+
+    async def models(self, ask: Ask) -> Sequence[ServedModel]:
+        """Its model. Adapters are left out: `/generate` takes no model, and knows them by their paths."""
+        return read_models((await ask("GET", "/v1/models")).body)[:1]
+
+    async def traits(self, ask: Ask, sends_defaults: bool) -> Traits:
+        response = await ask("GET", "/server_info", allowed=(404,))
+        if response.status == 404:  # an older version
+            response = await ask("GET", "/get_server_info")
+        info = msgspec.json.decode(response.body, type=_ServerInfo)
+        rule = PriorityRule(
+            bool(info.enable_priority_scheduling), bool(info.schedule_low_priority_values_first)
+        )
+        return Traits(
+            wire=SglangWire(rule),
+            api="generate",
+            block_size=info.page_size or 1,
+            versions={"sglang": info.version[:100]} if info.version else {},
+        )
+
+    async def stats(self, ask: Ask) -> EngineStats:
+        """`/metrics`, else `/v1/loads`; a server that has neither is only asked whether it answers."""
+        response = await ask("GET", "/metrics", allowed=(404,))
+        if response.status == 200:
+            return _of_metrics(response.body)
+        response = await ask("GET", "/v1/loads?include=core", allowed=(404,))
+        if response.status == 200:
+            return _of_loads(response.body)
+        await ask("GET", "/get_model_info")
+        return EngineStats()
+
+
+def _of_metrics(page: bytes) -> EngineStats:
+    """Sums over its data-parallel ranks."""
+    return EngineStats(
+        running=_sum(page, b"sglang:num_running_reqs"),
+        waiting=_sum(page, b"sglang:num_queue_reqs"),
+        kv_usage=max(values(page, b"sglang:token_usage"), default=0.0),
+        prefix_queries=_sum(page, b"sglang:prompt_tokens_total"),
+        prefix_hits=_sum(page, b"sglang:cached_tokens_total"),
+        preemptions=_sum(page, b"sglang:num_retracted_requests_total"),
+    )
+
+
+def _of_loads(body: bytes) -> EngineStats:
+    loads = msgspec.json.decode(body, type=_Loads).loads
+    return EngineStats(
+        running=sum(load.num_running_reqs for load in loads),
+        waiting=sum(load.num_waiting_reqs for load in loads),
+        kv_usage=max((load.token_usage for load in loads), default=0.0),
+    )
+
+
+def _sum(page: bytes, name: bytes) -> int:
+    return int(sum(values(page, name)))
