@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from backend.http_ports import HttpRequest
+from backend.load_metrics import read_load, read_loads
 from backend.sglang_request import PriorityRule, generate_body
 from backend.sglang_stream import GenerateReader
-from backend.upstream_metrics import values
 from backend.upstream_models import read_models
 from backend.upstream_ports import Ask, EngineStats, ServedModel, Traits
 from pipeline.ports import Sink
@@ -60,16 +60,6 @@ class _ServerInfo(msgspec.Struct):
     skip_tokenizer_init: bool | None = None
 
 
-class _Load(msgspec.Struct):
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    token_usage: float = 0.0
-
-
-class _Loads(msgspec.Struct):
-    loads: list[_Load] = []
-
-
 class SglangKind:
     """`upstream_ports.UpstreamKind`."""
 
@@ -98,34 +88,9 @@ class SglangKind:
         """`/metrics`, else `/v1/loads`; a server that has neither is only asked whether it answers."""
         response = await ask("GET", "/metrics", allowed=(404,))
         if response.status == 200:
-            return _of_metrics(response.body)
+            return read_load(response.body)
         response = await ask("GET", "/v1/loads?include=core", allowed=(404,))
         if response.status == 200:
-            return _of_loads(response.body)
+            return read_loads(response.body)
         await ask("GET", "/get_model_info")
         return EngineStats()
-
-
-def _of_metrics(page: bytes) -> EngineStats:
-    """Sums over its data-parallel ranks."""
-    return EngineStats(
-        running=_sum(page, b"sglang:num_running_reqs"),
-        waiting=_sum(page, b"sglang:num_queue_reqs"),
-        kv_usage=max(values(page, b"sglang:token_usage"), default=0.0),
-        prefix_queries=_sum(page, b"sglang:prompt_tokens_total"),
-        prefix_hits=_sum(page, b"sglang:cached_tokens_total"),
-        preemptions=_sum(page, b"sglang:num_retracted_requests_total"),
-    )
-
-
-def _of_loads(body: bytes) -> EngineStats:
-    loads = msgspec.json.decode(body, type=_Loads).loads
-    return EngineStats(
-        running=sum(load.num_running_reqs for load in loads),
-        waiting=sum(load.num_waiting_reqs for load in loads),
-        kv_usage=max((load.token_usage for load in loads), default=0.0),
-    )
-
-
-def _sum(page: bytes, name: bytes) -> int:
-    return int(sum(values(page, name)))

@@ -57,6 +57,8 @@ class Play:
     ignores_stream: bool = False
     refuses_stream_options: bool = False
     continuous_usage: bool = False
+    has_metrics: bool = True
+    is_healthy: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -68,8 +70,8 @@ def reply(play: Play, asked: Asked) -> Reply:
     if asked.path.endswith("/v1/models"):
         card = {"id": MODEL, "object": "model", "created": 1, "owned_by": play.dialect, "max_model_len": 4096}
         return json_reply({"object": "list", "data": [card]})
-    if asked.path.endswith("/health"):
-        return Reply()
+    if asked.path.endswith(("/health", "/metrics", "/v1/loads?include=core")):
+        return _state(play, asked.path)
     if asked.path.endswith("/v1/embeddings"):
         data = [{"object": "embedding", "index": 0, "embedding": [0.5, -0.5]}]
         usage = {"prompt_tokens": 2, "total_tokens": 2}
@@ -88,6 +90,25 @@ def reply(play: Play, asked: Asked) -> Reply:
         breaks_off=play.fault == "breaks_off",
         hangs=play.fault == "hangs",
     )
+
+
+METRICS: Final = {
+    "vllm": 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n',
+    "tgi": "tgi_batch_current_size 2\ntgi_queue_size 1\n",
+    "llamacpp": "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n",
+    "trtllm": "[]",  # the last iterations, as JSON
+}
+
+
+def _state(play: Play, path: str) -> Reply:
+    """What it tells of itself. Ollama and OpenAI have none of it; SGLang's metrics are off."""
+    if path.endswith("/metrics") and play.dialect in METRICS:
+        return Reply(200 if play.has_metrics else 501, METRICS[play.dialect].encode())
+    if play.dialect == "sglang" and "/v1/loads" in path:
+        return json_reply({"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}]})
+    if path.endswith("/health") and play.dialect not in ("openai", "ollama"):
+        return Reply(200 if play.is_healthy else 503)
+    return json_reply({"error": "not found"}, 404)
 
 
 def events(play: Play, body: Any, is_chat: bool = True) -> list[bytes]:
