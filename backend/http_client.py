@@ -110,9 +110,6 @@ class HttpClient:
 
     # -- connections (`http_connection.Owner`) ---------------------------------------------------------------
 
-    def opened(self, connection: HttpConnection) -> None:
-        self._connections.add(connection)
-
     def freed(self, connection: HttpConnection) -> None:
         idle = self._idle.setdefault(connection.origin, [])
         if len(idle) >= self._limits.max_idle or self._closed is not None:
@@ -185,6 +182,9 @@ class HttpClient:
         except (OSError, ValueError) as error:  # a ValueError for what is no host name
             fault = HttpFault(f"no connection to {name_of(call.origin)}: {error}")
         else:
+            # Not in `connection_made`: uvloop calls that, but no `connection_lost`, for what is cancelled.
+            if connection.is_usable:
+                self._connections.add(connection)
             call.start(connection)
             return
         call.opening = None

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from backend.address import tune
 from backend.http_ports import Headers, Origin, Receiver
@@ -40,8 +40,6 @@ class Exchange(Protocol):
 class Owner(Protocol):
     """Who opened the connection."""
 
-    def opened(self, connection: HttpConnection) -> None: ...
-
     def freed(self, connection: HttpConnection) -> None:
         """It can take the next request."""
 
@@ -62,7 +60,7 @@ class HttpConnection(asyncio.Protocol):
         self.origin = origin
         self.num_ended = 0
         self.freed_s = 0.0
-        self.is_closed = True  # until it is made
+        self.is_closed = True  # until it is open
         self._owner = owner
         self._max_head_bytes = max_head_bytes
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set before any other callback
@@ -135,7 +133,6 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports only behave like one
         tune(transport)
         self.is_closed = False
-        self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._exchange is None:
@@ -144,8 +141,9 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._feed(data)
         except HttpParserError as error:
-            self._turned = True
-            self._fault = self._fault or f"sent what is no HTTP response: {error}"
+            self._fail(f"sent what is no HTTP response: {error}")
+        except HttpParserUpgrade:
+            self._fail("switched to another protocol, which was not asked for")
         if self._turned:
             self._turn()
         elif parts := self._parts:
