@@ -14,8 +14,9 @@ from uuid import uuid4
 
 from gateway.client_address import LOGGED_CLIENT
 from gateway.cors import RESPONSE_HEADERS
+from gateway.direct_body import DIRECT_EXTENSION
 from gateway.error_body import how_it_ended
-from gateway.outlet import Outlet, Send
+from gateway.outlet import Outlet, Send, no_direct
 from gateway.record import RequestRecord
 from gateway.writers import send_error
 from pipeline.errors import BodyTooLarge, BodyTooSlow, ClientGone, HeadraceError, InvalidRequest
@@ -39,7 +40,9 @@ class Exchange:
         self.http_version: str = scope.get("http_version", "1.1")
         self.record = RequestRecord(request_id=self._request_id(), route=scope["path"], started_s=monotonic())
         self.record.client = scope.get(LOGGED_CLIENT)
-        self.outlet = Outlet(send, max_buffered_bytes, self._on_gone, scope.get(RESPONSE_HEADERS, ()))
+        begin_direct = scope.get("extensions", {}).get(DIRECT_EXTENSION, no_direct)
+        headers = scope.get(RESPONSE_HEADERS, ())
+        self.outlet = Outlet(send, max_buffered_bytes, self._on_gone, headers, begin_direct)
         self.on_gone: Callable[[str], None] = _ignore
         self._deadline: asyncio.Timeout | None = None  # of the body, while it is read
         self._work: asyncio.Future[Any] | None = None  # of the prompt, while it is prepared elsewhere

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from gateway.direct_body import DirectFlow
 from gateway.error_body import error_response
 from gateway.exchange import ABORT_EXTENSION
 from gateway.websocket_handshake import UPGRADE_HEADERS, UpgradeRequired
@@ -73,11 +74,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow: DirectFlow = DirectFlow(transport)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells the newest cycle alone: the running one would not know of it."""
         self._stop_timer()
+        self.flow.stop()
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -206,7 +209,8 @@ class HttpProtocol(HttpToolsProtocol):
             if self.scope["http_version"] == "1.0":
                 self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
             self.cycle.transport = _CycleTransport(self.transport, self._close)  # type: ignore[assignment]
-            self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
+            extensions = {ABORT_EXTENSION: self.transport.abort, **self.flow.offer(self.cycle)}
+            self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
 
     def on_body(self, body: bytes) -> None:
         self._settled = True
@@ -224,6 +228,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._stop_timer()
 
     def on_response_complete(self) -> None:
+        self.flow.stop()
         super().on_response_complete()
         if self._in_message and not self._closing:
             self._start_timer()  # answered before the body was there: the rest must not take for ever
@@ -295,8 +300,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 class _AnyLength(int):
     """The length of a body that ends with its connection. uvicorn would send chunks to a client of HTTP/1.0,
-    which cannot read them (RFC 9112, section 6.1); it counts down from here, and never arrives.
-    """
+    which cannot read them (RFC 9112, section 6.1); it counts down from here, and never arrives."""
 
     def __lt__(self, other: int) -> bool:
         return False
@@ -306,8 +310,7 @@ class _AnyLength(int):
 
 
 class _CycleTransport:
-    """What a response cycle sees of the transport: the same but for `close`. Bound methods, since it is on
-    the way of every token."""
+    """What a response cycle sees of the transport: the same but for `close`."""
 
     __slots__ = ("close", "is_closing", "write")
 

@@ -1,9 +1,9 @@
 """One client's response: what is pushed leaves in the same call, without waking a task.
 
-Waking the request's task for each token costs 2 to 3 us of the 12 that a token may cost. An ASGI `send`
-that need not wait finishes in one step, so `MessageOutlet` runs that step itself. Only when the client reads
-slowly does `send` suspend; a task then finishes it, later messages wait in a bounded buffer, and past the
-bound the client is dropped.
+Waking the request's task for each token costs 2 to 3 us. An ASGI `send` that need not wait finishes in one
+step, so `MessageOutlet` runs that step itself. Only when the client reads slowly does `send` suspend; a task
+then finishes it, later messages wait in a bounded buffer, and past the bound the client is dropped. Where the
+server offers it, chunks of a body do without `send` as long as nothing waits (`gateway/direct_body.py`).
 
 `Outlet` here is the body of an HTTP response. A WebSocket's is in `gateway/websocket_outlet.py`.
 """
@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine, Generator, MutableMapping, Sequ
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
+
+from gateway.direct_body import BeginDirect, WriteBytes
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
@@ -142,10 +144,18 @@ class MessageOutlet:
             on_gone(reason)
 
 
-class Outlet(MessageOutlet):
-    """The body side of one ASGI `send`. `start_headers`: what the response head has whoever writes it."""
+def no_direct(on_stop: Callable[[], None]) -> WriteBytes | None:
+    """A server that offers nothing: all goes through `send`."""
+    return None
 
-    __slots__ = ("_start_headers",)
+
+class Outlet(MessageOutlet):
+    """The body side of one ASGI `send`.
+
+    `start_headers`: what the response head has whoever writes it. `begin_direct`: the server's offer.
+    """
+
+    __slots__ = ("_begin_direct", "_start_headers", "_write")
 
     def __init__(
         self,
@@ -153,23 +163,51 @@ class Outlet(MessageOutlet):
         max_buffered_bytes: int,
         on_gone: Callable[[str], None],
         start_headers: Sequence[tuple[bytes, bytes]] = (),
+        begin_direct: BeginDirect = no_direct,
     ) -> None:
         super().__init__(send, max_buffered_bytes, on_gone)
         self._start_headers = start_headers
+        self._begin_direct = begin_direct
+        self._write: WriteBytes | None = None  # past `send`
 
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the response head."""
         headers = [*headers, *self._start_headers]
         self._push({"type": "http.response.start", "status": status, "headers": headers})
+        self._go_direct()
 
     def push(self, body: bytes) -> None:
         """Send a part of the body."""
-        self._push({"type": "http.response.body", "body": body, "more_body": True})
+        write = self._write
+        if write is None:
+            self._push({"type": "http.response.body", "body": body, "more_body": True})
+        elif body:  # an empty chunk would end the body
+            try:
+                write(b"%x\r\n%b\r\n" % (len(body), body))
+            except Exception as error:  # as in `_push`
+                self._gone(f"send failed: {type(error).__name__}")
 
     def end(self, body: bytes = b"") -> None:
         """Send the last part; nothing may follow."""
+        self._write = None
         self._push({"type": "http.response.body", "body": body, "more_body": False})
         self.closed = True
+
+    def drop(self) -> None:
+        super().drop()
+        self._write = None
+        self._begin_direct = no_direct  # it holds the connection
+
+    def _go_direct(self) -> None:
+        if self._task is None and not self.closed:
+            self._write = self._begin_direct(self._stop_direct)
+
+    def _stop_direct(self) -> None:
+        self._write = None
+
+    async def _finish(self, sending: Coroutine[Any, Any, None], waiter: Any) -> None:
+        await super()._finish(sending, waiter)
+        self._go_direct()
 
     def _num_bytes(self, message: Message) -> int:
         return len(message["body"])
