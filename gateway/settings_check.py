@@ -15,7 +15,7 @@ from gateway.settings_access import check_access
 from gateway.settings_answers import check_parsers
 from gateway.settings_media import check_media
 from gateway.settings_streams import EMBEDDED
-from gateway.settings_upstream import check_tokenizers
+from gateway.settings_upstream import check_upstreams
 
 _REDIS_SCHEMES: Final = ("redis://", "rediss://", "unix://")
 
@@ -26,7 +26,7 @@ def check_together(settings: Settings) -> Iterator[str]:
     yield from _addresses(settings)
     yield from check_access(settings.access)
     yield from check_media(settings.media)
-    yield from check_tokenizers(settings.upstream.tokenizer)
+    yield from check_upstreams(settings.upstream)
     yield from check_warm(settings.prompts.warm, settings.prompts.templates)
     yield from check_parsers("tool_call_parser", settings.answers.tool_call_parser)
     yield from check_parsers("reasoning_parser", settings.answers.reasoning_parser)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from backend.address import AddressError
 from gateway.settings_field import ALL, GATEWAY, About
 
 
@@ -53,6 +54,22 @@ def tokenizer_folder(tokenizers: Sequence[str], model: str) -> Path | None:
     named = [(name, folder) for name, folder in map(_split, tokenizers) if name in (model, None)]
     named.sort(key=lambda pair: pair[0] is None)
     return Path(named[0][1]).expanduser() if named else None
+
+
+def check_upstreams(upstream: Upstream) -> Iterator[str]:
+    """One line for each problem."""
+    yield from check_tokenizers(upstream.tokenizer)
+    if not upstream.upstream:
+        return
+    from backend.upstream_address import parse_upstream  # takes 20 ms
+
+    for address in upstream.upstream:
+        try:
+            parse_upstream(address)
+        except AddressError as error:
+            yield f"upstream: {error}"
+    if len(set(upstream.upstream)) < len(upstream.upstream):
+        yield f"upstream: an address is given twice: {', '.join(upstream.upstream)}"
 
 
 def check_tokenizers(tokenizers: Sequence[str]) -> Iterator[str]:

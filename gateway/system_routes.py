@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from backend.pool import WorkerPool
+from backend.upstream_ports import UNKNOWN_MODEL_LEN
 from gateway.error_body import error_response
 from gateway.frames import json_bytes
 from gateway.keys import ApiKeys
@@ -107,7 +108,7 @@ class SystemRoutes:
                 "object": "model",
                 "created": info.created,
                 "owned_by": "headrace-scripted" if info.scripted else "headrace",
-                "max_model_len": info.max_model_len,
+                "max_model_len": None if info.max_model_len >= UNKNOWN_MODEL_LEN else info.max_model_len,
             }
             for info in self._pool.models()
         ]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings_upstream import check_tokenizers, tokenizer_folder
+from gateway.settings_upstream import Upstream, check_tokenizers, check_upstreams, tokenizer_folder
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,16 @@ def test_two_folders_for_one_model_are_refused() -> None:
     assert list(check_tokenizers(("/a", "/b"))) == [
         "tokenizer: 2 folders are given without a model's name; only one is allowed"
     ]
+
+
+def test_an_address_that_is_none_is_named_without_its_password() -> None:
+    upstream = Upstream(upstream=("vllm+http://a:1", "ftp://b", "openai+http://user:pass@c"))
+    problems = list(check_upstreams(upstream))
+    assert len(problems) == 2
+    assert "'ftp://b'" in problems[0]
+    assert "pass@" not in problems[1]
+
+
+def test_an_address_twice_is_refused() -> None:
+    (problem,) = check_upstreams(Upstream(upstream=("vllm+http://a:1", "vllm+http://a:1")))
+    assert "given twice" in problem
