@@ -1,0 +1,430 @@
+"""Upstream servers in a pool: how they become ready, how they are lost, and what becomes of their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.catalog import Catalog
+from backend.http_client import HttpClient
+from backend.pool import PoolSettings, RemoteWorker, WorkerPool
+from backend.replica import QueueBounds
+from backend.upstream_server import UpstreamServer, UpstreamSettings
+from backend.upstream_vllm import VllmKind
+from pipeline.errors import (
+    EngineFailed,
+    EngineRejected,
+    HeadraceError,
+    NoWorker,
+    QueueFull,
+    UnknownModel,
+    WorkerLost,
+)
+from pipeline.values import FirstToken, ModelInfo
+from tests.backend.fake_vllm import Cut, FakeVllm, Refuse, fake_vllm
+from tests.backend.linked import RecordingSink, make_call, make_medium, make_tokenizer, scripted, until
+from tests.backend.vllm_streams import TEMPERATURE, completion_event
+
+
+class Pooled:
+    """A pool of these servers, and what it was told."""
+
+    def __init__(self, folder: Path, *servers: FakeVllm, workers: Any = (), **settings: Any) -> None:
+        tokenizer = settings.pop("tokenizer", None) or make_tokenizer(folder / "model")
+        self.infos: list[ModelInfo] = []
+        self.changes: list[tuple[str, str]] = []
+        self.http = HttpClient()
+        options: dict[str, Any] = {
+            "tokenizer_of": lambda model: tokenizer,
+            "heartbeat_s": 0.01,
+            "models_s": 0.02,
+        }
+        options |= {"min_backoff_s": 0.01, "max_backoff_s": 0.05} | settings
+        upstream = UpstreamSettings(**options)
+        catalog, rng = Catalog(self._on_model, upstream.reasoning_parser_of), random.Random(1)
+        self.upstreams = [
+            UpstreamServer(server.address, VllmKind(), upstream, catalog, self.http, rng, self._changed)
+            for server in servers
+        ]
+        pool = PoolSettings(cache_dir=folder / "cache", min_backoff_s=0.01, max_backoff_s=0.05)
+        linked = [RemoteWorker(worker.address, pool, catalog, rng) for worker in workers]
+        self.pool = WorkerPool([*self.upstreams, *linked], catalog)
+
+    async def _on_model(self, info: ModelInfo, files: Mapping[str, bytes]) -> None:
+        assert "tokenizer.json" in files
+        self.infos.append(info)
+
+    def _changed(self, server: UpstreamServer) -> None:
+        self.changes.append((server.key, server.state))
+
+    @property
+    def states(self) -> list[str]:
+        return [status.state for status in self.pool.statuses()]
+
+    async def all_ready(self) -> None:
+        await until(lambda: set(self.states) == {"ready"})
+
+    async def ask(self, **options: Any) -> RecordingSink:
+        sink = RecordingSink()
+        self.pool.submit(make_call(options.pop("prompt", [1, 2, 3]), **{"model": "m"} | options), sink)
+        await asyncio.wait_for(sink.ended, 20)
+        return sink
+
+
+@asynccontextmanager
+async def pooled(folder: Path, *servers: FakeVllm, **settings: Any) -> AsyncIterator[Pooled]:
+    pooled = Pooled(folder, *servers, **settings)
+    await pooled.pool.start()
+    try:
+        yield pooled
+    finally:
+        await pooled.pool.stop()
+        await pooled.http.close()
+
+
+# -- models ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_generate", [True, False])
+async def test_call_goes_out_as_ids_and_comes_back_as_ids(tmp_path: Path, has_generate: bool) -> None:
+    model = make_tokenizer(tmp_path / "with")
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [1, 2]}')
+    async with (
+        fake_vllm(has_generate=has_generate, cached_tokens=3) as server,
+        pooled(tmp_path, server, tokenizer=model) as it,
+    ):
+        await it.all_ready()
+        (info,) = it.pool.models()
+        assert (info.name, info.max_model_len, info.block_size) == ("m", 2048, 128)
+        assert (info.default_sampling, info.is_text, it.infos) == ({"temperature": 0.6}, False, [info])
+        sink = await it.ask(prompt=[5, 6], max_tokens=5)
+        assert (sink.ids, sink.ended.result()) == ([5, 6, 5, 6, 5], "length")
+        assert sink.first == FirstToken(cached_tokens=3)
+        (status,) = it.pool.statuses()
+        assert status.engine_path == ("generate" if has_generate else "completions")
+        assert (status.running, status.waiting, status.preemptions) == (5, 4, 1)
+        assert (status.versions, status.models) == ({"vllm": "0.32.0"}, ("m",))
+        assert (status.outstanding_requests, status.outstanding_tokens) == (0, 0)
+        with pytest.raises(UnknownModel, match="This server has: m"):
+            it.pool.check_room("gpt-9")
+
+
+async def test_without_a_generation_config_the_servers_own_defaults_count(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        assert it.pool.statuses()[0].engine_path == "completions"
+        assert "/inference/v1/generate" not in server.asked
+        await it.ask(max_tokens=2)
+        assert "temperature" not in server.calls[0][1]
+
+
+async def test_model_without_a_tokenizer_is_a_misfit_and_says_what_is_missing(tmp_path: Path) -> None:
+    async with fake_vllm() as server:
+        async with pooled(tmp_path, server, tokenizer_of=lambda model: None) as it:
+            await until(it.pool.is_settled)
+            (misfit,) = it.pool.misfits()
+            assert "serves 'm'" in misfit
+            assert "tokenizer" in misfit
+        async with pooled(tmp_path, server, tokenizer_of=lambda model: tmp_path / "nothing") as it:
+            await until(it.pool.is_settled)
+            assert "has no tokenizer.json" in it.pool.misfits()[0]
+            with pytest.raises(NoWorker, match="1 refused"):
+                it.pool.check_room("m")
+
+
+async def test_key_is_shown_and_a_wrong_one_is_the_operators_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fake_vllm(api_key="right") as server:
+        async with pooled(tmp_path, server, api_key="right") as it:
+            await it.all_ready()
+            await it.ask()
+            server.api_key = "other"  # while it is connected
+            error = (await it.ask()).ended.result()
+            assert isinstance(error, EngineFailed)
+            assert "upstream_api_key" in error.log_detail
+            assert "right" not in error.log_detail.replace("key right", "")
+        async with pooled(tmp_path, server, api_key="wrong-7") as it:
+            await until(lambda: "refused" in it.states)
+            assert "HTTP 401" in it.pool.statuses()[0].reason
+    assert "upstream_api_key" in caplog.text
+    assert "wrong-7" not in caplog.text
+
+
+async def test_adapter_that_is_loaded_later_is_served_and_one_that_is_gone_is_not(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        server.models.append({"id": "lora", "parent": "m"})
+        await until(lambda: len(it.pool.models()) == 2)
+        assert (await it.ask(model="lora")).ended.result() == "length"
+        assert server.calls[-1][1]["model"] == "lora"
+        server.models.pop()
+        await until(lambda: len(it.pool.models()) == 1)
+        assert [state for _, state in it.changes] == ["ready"]  # it never left
+        with pytest.raises(NoWorker):
+            it.pool.check_room("lora")
+
+
+async def test_model_that_is_gone_when_it_is_called_is_asked_for_again(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server, models_s=1000) as it:
+        await it.all_ready()
+        server.models = [{"id": "other", "max_model_len": 64}]
+        server.answer = refusing(404, b'{"error":{"message":"The model `m` does not exist.","code":404}}')
+        assert isinstance((await it.ask()).ended.result(), WorkerLost)
+        with pytest.raises(NoWorker):  # at once
+            it.pool.check_room("m")
+        await until(lambda: [info.name for info in it.pool.models()] == ["other"])
+
+
+async def test_linked_worker_and_upstream_server_serve_one_model_side_by_side(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path / "model")
+    async with (
+        fake_vllm() as server,
+        scripted(tmp_path, tokenizer=tokenizer, model_names=("m",)) as worker,
+        pooled(tmp_path, server, tokenizer=tokenizer, workers=[worker]) as it,
+    ):
+        await it.all_ready()
+        assert len(it.infos) == 1
+        assert (
+            len(
+                {
+                    it.pool.submit(make_call([1], model="m", affinity=n), RecordingSink()).worker
+                    for n in range(20)
+                }
+            )
+            == 2
+        )
+    other = make_tokenizer(tmp_path / "other", num_words=400)
+    async with (
+        fake_vllm() as server,
+        scripted(tmp_path, tokenizer=tokenizer, model_names=("m",)) as worker,
+        pooled(tmp_path, server, tokenizer=other, workers=[worker]) as it,
+    ):
+        await until(lambda: sorted(it.states) == ["ready", "refused"])
+
+
+# -- faults ------------------------------------------------------------------------------------------------
+
+
+def refusing(status: int, body: bytes = b"{}") -> Any:
+    async def answer(path: str, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+        raise Refuse(status, body)
+        yield b""
+
+    return answer
+
+
+def cutting(*events: bytes) -> Any:
+    async def answer(path: str, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+        for event in events:
+            yield event
+            await asyncio.sleep(0.01)
+        raise Cut
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (400, TEMPERATURE, EngineRejected, "temperature must be non-negative, got -1.0"),
+        (422, b'{"detail":[{"msg":"bad"}]}', EngineRejected, "bad"),
+        (413, b"", EngineRejected, "refuses the request"),
+        (429, b"", QueueFull, "HTTP 429"),
+        (503, b"{}", QueueFull, "HTTP 503"),
+        (500, b'{"error":{"message":"the secret prompt"}}', EngineFailed, "the secret prompt"),
+        (502, b"<html>", EngineFailed, "gave up"),
+        (302, b"", EngineFailed, "HTTP 302"),
+    ],
+)
+async def test_refusal_is_an_error_by_its_status_and_words_are_not_logged(
+    tmp_path: Path, status: int, body: bytes, kind: type[HeadraceError], words: str
+) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        server.answer = refusing(status, body)
+        error = (await it.ask()).ended.result()
+        assert isinstance(error, kind)
+        assert words in str(error)
+        assert "secret" not in error.log_detail
+        assert "non-negative" not in error.log_detail
+        assert it.pool.statuses()[0].outstanding_requests == 0
+
+
+async def test_server_that_was_full_is_left_out_for_a_moment(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        server.answer = refusing(503)
+        assert isinstance((await it.ask()).ended.result(), QueueFull)
+        with pytest.raises(QueueFull):
+            it.pool.check_room("m")
+        server.answer = server.echo
+        await until(lambda: it.upstreams[0].has_room(1))
+        assert (await it.ask()).ended.result() == "length"
+
+
+@pytest.mark.parametrize("events", [(), (completion_event([1]),)], ids=["before a byte", "in the stream"])
+async def test_connection_that_is_cut_has_lost_its_worker(tmp_path: Path, events: tuple[bytes, ...]) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        server.answer = cutting(*events)
+        sink = await it.ask()
+        assert isinstance(sink.ended.result(), WorkerLost)
+        assert len(sink.ids) == len(events)
+        # Before a byte the server itself is in doubt, and nobody is sent there until it has answered again.
+        assert it.states == (["ready"] if events else ["connecting"])
+        await it.all_ready()
+        assert it.pool.statuses()[0].outstanding_tokens == 0
+
+
+async def test_sink_that_submits_again_when_its_server_is_gone_gets_another(tmp_path: Path) -> None:
+    async with fake_vllm() as one, fake_vllm() as two, pooled(tmp_path, one, two, heartbeat_s=1000) as it:
+        await it.all_ready()
+        ended: asyncio.Future[RecordingSink] = asyncio.get_running_loop().create_future()
+
+        class Again(RecordingSink):
+            def failed(self, error: HeadraceError) -> None:
+                assert isinstance(error, WorkerLost)
+                second = RecordingSink()
+                it.pool.submit(make_call([1], model="m", affinity=3), second)
+                ended.set_result(second)
+
+        gone = (
+            one
+            if it.pool.submit(make_call([1], model="m", affinity=3), RecordingSink()).worker.endswith(
+                str(one.port)
+            )
+            else two
+        )
+        await until(lambda: it.upstreams[0].load.num_requests + it.upstreams[1].load.num_requests == 0)
+        await gone.stop()
+        it.pool.submit(make_call([1], model="m", affinity=3), Again())
+        assert await asyncio.wait_for((await ended).ended, 20) == "length"
+        assert sorted(it.states) == ["connecting", "ready"]
+
+
+async def test_server_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        await server.stop()
+        await until(lambda: it.states == ["connecting"])
+        with pytest.raises(NoWorker, match="1 connecting"):
+            it.pool.check_room("m")
+        await server.start()
+        await it.all_ready()
+        assert (await it.ask()).ended.result() == "length"
+        assert [state for _, state in it.changes] == ["ready", "connecting", "ready"]
+        assert it.pool.statuses()[0].num_connects == 2
+
+
+async def test_server_whose_engine_has_died_gets_no_calls(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        server.health = 503
+        await until(lambda: it.states == ["connecting"])
+        assert "GET /health with HTTP 503" in it.pool.statuses()[0].reason
+
+
+async def test_server_that_is_frozen_is_stalled(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server, stall_s=0.1, max_backoff_s=5.0) as it:
+        await it.all_ready()
+        server.is_frozen = True
+        await until(lambda: it.states == ["stalled"])
+        assert "0.1 s" in it.pool.statuses()[0].reason
+
+
+@pytest.mark.parametrize(
+    ("body", "words"), [(b"<html>", "cannot be read"), (b'{"data":[]}', "lists no model")]
+)
+async def test_server_that_lists_no_models_is_not_ready(tmp_path: Path, body: bytes, words: str) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        server.models_body = body
+        await until(lambda: it.states == ["connecting"])
+        assert words in it.pool.statuses()[0].reason
+
+
+# -- calls -------------------------------------------------------------------------------------------------
+
+
+async def test_abort_closes_the_connection_and_nothing_comes_after_it(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        sink = RecordingSink()
+        handle = it.pool.submit(make_call([1], model="m", max_tokens=10**6), sink)
+        await until(lambda: len(sink.ids) > 3)
+        num_ids = len(sink.ids)
+        handle.abort()
+        handle.abort()
+        await until(lambda: server.num_streams == 0)
+        assert (len(sink.ids), sink.ended.done()) == (num_ids, False)
+        assert it.pool.statuses()[0].outstanding_requests == 0
+
+
+async def test_connections_are_used_again(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server, heartbeat_s=1000) as it:
+        await it.all_ready()
+        for _ in range(5):
+            assert (await it.ask()).ended.result() == "length"
+            await until(lambda: it.http.num_idle == it.http.num_connections)
+        assert server.num_connections == 1
+
+
+async def test_queue_bounds_and_load_are_of_this_process(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    async def wait(path: str, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+        await gate.wait()
+        yield completion_event([1], "length")
+
+    bounds = QueueBounds(max_waiting_requests=2, max_waiting_tokens=100)
+    async with fake_vllm(answer=wait) as server, pooled(tmp_path, server, bounds=bounds) as it:
+        await it.all_ready()
+        background = RecordingSink()
+        it.upstreams[0].submit_background(replace(make_call([1] * 500, model="m"), priority=9), background)
+        sinks = [RecordingSink() for _ in range(2)]
+        it.pool.submit(make_call([1] * 90, model="m", max_tokens=7), sinks[0])
+        with pytest.raises(QueueFull):
+            it.pool.submit(make_call([1] * 11, model="m"), RecordingSink())
+        it.pool.submit(make_call([1] * 10, model="m", max_tokens=3), sinks[1])
+        with pytest.raises(QueueFull):
+            it.pool.check_room("m")
+        (status,) = it.pool.statuses()
+        assert (status.waiting_requests, status.waiting_tokens) == (2, 100)
+        assert (status.outstanding_requests, status.outstanding_tokens) == (3, 110)
+        gate.set()
+        for sink in (*sinks, background):
+            assert await asyncio.wait_for(sink.ended, 20) == "length"
+        assert all("priority" not in asked for _, asked, _ in server.calls)
+        (status,) = it.pool.statuses()
+        assert (status.outstanding_requests, status.outstanding_tokens, status.waiting_tokens) == (0, 0, 0)
+
+
+async def test_call_with_media_is_refused_here(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        call = replace(make_call([1], model="m"), media=(make_medium(b"x"),))
+        with pytest.raises(EngineRejected, match="takes no media of kind 'image'"):
+            it.pool.submit(call, RecordingSink())
+
+
+async def test_warm_ups_learn_what_they_need(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(fake_vllm())
+        it = await stack.enter_async_context(pooled(tmp_path, server))
+        assert it.upstreams[0].welcome is None
+        with pytest.raises(WorkerLost, match="connecting"):
+            it.upstreams[0].submit_background(make_call([1]), RecordingSink())
+        await it.all_ready()
+        welcome = it.upstreams[0].welcome
+        assert welcome is not None
+        assert (welcome.worker, welcome.model_names) == (f"vllm+http://127.0.0.1:{server.port}", ["m"])
+        assert (welcome.max_model_len, welcome.block_size) == (2048, 128)
+        assert welcome.fingerprint == it.infos[0].fingerprint

@@ -1,0 +1,207 @@
+"""The streams of vLLM's two APIs of token ids, as it has written them, read however they arrive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from backend.http_ports import HttpCall
+from backend.upstream_answer import UpstreamAnswer
+from backend.upstream_completions import CompletionsWire
+from backend.upstream_generate import GenerateWire
+from backend.upstream_load import UpstreamLoad
+from backend.upstream_ports import TokenWire
+from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, WorkerLost
+from pipeline.values import FirstToken, TokenLogprobs
+from tests.backend.linked import RecordingSink, make_call
+from tests.backend.vllm_streams import (
+    BAD_ID,
+    COMPLETION,
+    COMPLETION_LOGPROBS,
+    ENGINE_ERROR,
+    GENERATED,
+    GENERATED_LOGPROBS,
+    completion_event,
+    generate_event,
+    usage_event,
+)
+
+WIRES: list[TokenWire] = [CompletionsWire(), GenerateWire()]
+STREAMS = [(CompletionsWire(), COMPLETION), (GenerateWire(), GENERATED)]
+LOGPROB_STREAMS = [(CompletionsWire(), COMPLETION_LOGPROBS), (GenerateWire(), GENERATED_LOGPROBS)]
+NAMES = ["completions", "generate"]
+
+
+class NoCall:
+    """Stands for the exchange that a test plays by hand."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class NoHost:
+    key = "vllm+http://gpu1:8000"
+
+    def __init__(self) -> None:
+        self.noted_errors: list[tuple[str, HeadraceError, bool]] = []
+        self.learns = False
+
+    def learn(self, status: int, body: bytes) -> bool:
+        return self.learns
+
+    def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
+        self.noted_errors.append((model, error, has_begun))
+
+
+class Played:
+    """An answer whose response the test writes itself."""
+
+    def __init__(self, wire: TokenWire, **options: object) -> None:
+        call = make_call([1, 2, 3], model="m", **options)  # type: ignore[arg-type]
+        self.sink = RecordingSink()
+        self.host = NoHost()
+        self.load = UpstreamLoad()
+        self.sent: list[NoCall] = []
+        share = self.load.add(call.num_prompt_tokens, call.max_tokens)
+        reader = wire.reader(call, self.sink)
+        self.answer = UpstreamAnswer(self.host, "m", reader, self.sink.failed, share, self._send)
+
+    def _send(self, answer: UpstreamAnswer) -> HttpCall:
+        self.sent.append(NoCall())
+        return self.sent[-1]
+
+    @property
+    def is_aborted(self) -> bool:
+        return self.sent[-1].is_aborted
+
+    def play(self, pieces: Sequence[bytes]) -> Played:
+        self.answer.begun(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
+        for piece in pieces:
+            self.answer.data(piece)
+        self.answer.ended()
+        return self
+
+    @property
+    def end(self) -> str | HeadraceError:
+        return self.sink.ended.result()
+
+
+def splits(stream: bytes) -> Iterator[list[bytes]]:
+    """Every cut in two, one byte at a time, and some at random."""
+    yield [stream]
+    yield [stream[index : index + 1] for index in range(len(stream))]
+    yield from ([stream[:cut], stream[cut:]] for cut in range(1, len(stream)))
+    rng = random.Random(7)
+    for _ in range(20):
+        cuts = sorted(rng.sample(range(1, len(stream)), 9))
+        yield [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+
+
+@pytest.mark.parametrize(("wire", "stream"), STREAMS, ids=NAMES)
+async def test_stream_is_read_the_same_however_it_is_cut(wire: TokenWire, stream: bytes) -> None:
+    for pieces in splits(stream):
+        played = Played(wire).play(pieces)
+        sink = played.sink
+        assert (sink.ids, played.end, sink.stop) == ([359, 354, 7, 5646], "stop", 5646)
+        assert (sink.first, sink.num_calls, sink.logprobs) == (FirstToken(cached_tokens=2), 3, [])
+        assert (played.load.num_requests, played.load.outstanding_tokens) == (0, 0)
+        assert not played.is_aborted
+        assert not played.host.noted_errors
+
+
+@pytest.mark.parametrize(("wire", "stream"), LOGPROB_STREAMS, ids=NAMES)
+async def test_logprobs_are_the_sampled_token_then_the_most_likely(wire: TokenWire, stream: bytes) -> None:
+    played = Played(wire, logprobs=2).play([stream])
+    rare, second = played.sink.logprobs
+    is_told = isinstance(wire, GenerateWire)  # the rank of a token that is none of the most likely
+    assert rare == TokenLogprobs([28, 359, 2316], [-9.0, -0.5, -0.75], 85 if is_told else 0)
+    assert second == TokenLogprobs([96, 260, 96], [-1.5, -1.0, -1.5], 2)
+    assert played.sink.first is None
+
+
+@pytest.mark.parametrize(("wire", "stream"), LOGPROB_STREAMS, ids=NAMES)
+async def test_logprob_of_the_sampled_token_alone(wire: TokenWire, stream: bytes) -> None:
+    played = Played(wire, logprobs=0).play([stream])
+    assert [entry.token_ids for entry in played.sink.logprobs] == [[28], [96]]
+    assert Played(wire).play([stream]).sink.logprobs == []
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_tokens_leave_at_once_and_only_the_last_waits_for_the_count(wire: TokenWire) -> None:
+    event = completion_event if isinstance(wire, CompletionsWire) else generate_event
+    played = Played(wire)
+    assert played.load.num_waiting == 1
+    played.answer.begun(200, ())
+    assert played.load.num_waiting == 1
+    played.answer.data(event([5]))
+    assert (played.sink.ids, played.load.num_waiting) == ([5], 0)
+    played.answer.data(event([6], "length"))
+    assert played.sink.ids == [5]
+    played.answer.data(usage_event(None))
+    assert (played.sink.ids, played.end, played.sink.first) == ([5, 6], "length", None)
+
+
+@pytest.mark.parametrize("tail", [b"data: [DONE]\n\n", b""], ids=["done", "end of the body"])
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_finish_without_a_count_is_a_finish(wire: TokenWire, tail: bytes) -> None:
+    event = completion_event if isinstance(wire, CompletionsWire) else generate_event
+    played = Played(wire).play([event([5]), event([], "abort"), tail])
+    assert (played.sink.ids, played.end) == ([5], "abort")
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_stream_that_ends_without_a_finish_has_lost_its_worker(wire: TokenWire) -> None:
+    event = completion_event if isinstance(wire, CompletionsWire) else generate_event
+    for tail in (b"", b"data: [DONE]\n\n"):
+        played = Played(wire).play([event([5]), tail])
+        assert isinstance(played.end, WorkerLost)
+        assert played.load.num_requests == 0
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_error_in_the_stream_is_the_clients_only_before_the_first_token(wire: TokenWire) -> None:
+    event = completion_event if isinstance(wire, CompletionsWire) else generate_event
+    refused = Played(wire).play([BAD_ID]).end
+    assert isinstance(refused, EngineRejected)
+    assert "999999" in refused.message
+    failed = Played(wire).play([event([5]), ENGINE_ERROR]).end
+    assert isinstance(failed, EngineFailed)
+    assert "Internal server error" in failed.message
+    assert "Internal" not in failed.log_detail
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+@pytest.mark.parametrize(
+    "payload", [b"data: {\n\n", b'data: {"choices": 3}\n\n', b'data: {"choices":[{"token_ids":["x"]}]}\n\n']
+)
+async def test_what_is_no_answer_ends_with_an_error_and_without_its_words(
+    wire: TokenWire, payload: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    played = Played(wire)
+    played.answer.begun(200, ())
+    played.answer.data(payload)
+    assert played.is_aborted
+    assert isinstance(played.end, EngineFailed)
+    assert "no answer of its API" in str(played.end)
+    assert "token_ids" not in caplog.text
+
+
+async def test_server_that_gives_no_ids_back_is_told_apart() -> None:
+    event = b'data: {"choices":[{"index":0,"text":"hello","finish_reason":null}]}\n\n'
+    played = Played(CompletionsWire()).play([event])
+    assert "gives no token ids back" in str(played.end)
+
+
+async def test_logprobs_that_do_not_belong_to_the_ids_are_no_answer() -> None:
+    stream = COMPLETION_LOGPROBS.replace(b'"token_ids":[28]', b'"token_ids":[28,29]')
+    assert "no answer of its API" in str(Played(CompletionsWire(), logprobs=2).play([stream]).end)
+    named = COMPLETION_LOGPROBS.replace(b'"tokens":["token_id:28"]', b'"tokens":[","]')
+    assert "no answer of its API" in str(Played(CompletionsWire(), logprobs=2).play([named]).end)
