@@ -16,6 +16,7 @@ from gateway.bench.run_info import ClientHealth
 from gateway.bench.sample import Sample
 
 _TICK_S: Final = 0.01
+_MIN_TICKS: Final = 50  # of a shorter run, the beginning alone is most of the CPU
 # A loop that is this late stamps frames that much too late; timers alone are late by up to 1 ms.
 MAX_LAG_P99_MS: Final = 10.0
 MAX_CPU_SHARE: Final = 0.85
@@ -59,15 +60,16 @@ def client_health(
         max_late_ms=round(max(late_s, default=0.0) * 1000, 3),
         num_late=sum(late > LATE_S for late in late_s),
     )
-    return msgspec.structs.replace(health, notes=tuple(_notes(health, is_capped)))
+    is_long = len(lags_s) >= _MIN_TICKS
+    return msgspec.structs.replace(health, notes=tuple(_notes(health, is_long, is_capped)))
 
 
 def _rank(values: Sequence[float], share: float) -> float:
     return round(values[min(len(values) - 1, int(share * len(values)))], 3)
 
 
-def _notes(health: ClientHealth, is_capped: bool) -> Iterator[str]:
-    if health.cpu_share > MAX_CPU_SHARE or health.lag_p99_ms > MAX_LAG_P99_MS:
+def _notes(health: ClientHealth, is_long: bool, is_capped: bool) -> Iterator[str]:
+    if is_long and (health.cpu_share > MAX_CPU_SHARE or health.lag_p99_ms > MAX_LAG_P99_MS):
         yield (
             f"The client was the bottleneck: it used {health.cpu_share:.0%} of a core and came to its events "
             f"{health.lag_p99_ms:.1f} ms late (p99), so that latencies are told too long. Use a smaller "

@@ -69,12 +69,12 @@ def words_of_one_token(path: Path) -> tuple[str, ...]:
     too few words are left.
     """
     encode = _encoder(path / "tokenizer.json" if path.is_dir() else path)
-    base = encode("the")
-    chosen = tuple(
-        word
-        for word in dict.fromkeys(WORDS)
-        if len(encode(word)) == 1 and len(encode(f"the {word}")) == len(base) + 1
-    )
+    single: dict[int, str] = {}  # by the token within a text: words that a model does not know share one
+    for word in dict.fromkeys(WORDS):
+        within = encode(f"the {word}")
+        if len(encode(word)) == 1 and len(within) == 2:
+            single.setdefault(within[1], word)
+    chosen = tuple(single.values())
     if len(chosen) < _MIN_EXACT_WORDS:
         raise ValueError(
             f"{path} has a token of its own for {len(chosen)} of our words; "

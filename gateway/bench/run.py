@@ -156,6 +156,6 @@ class Load:
             yield
 
     async def _sleep_until(self, due_s: float) -> None:
-        wait_s = due_s - self._client.now_s()
-        if wait_s > 0:
+        # uvloop rounds to whole milliseconds, so that one sleep may end too soon.
+        while (wait_s := due_s - self._client.now_s()) > 0:  # noqa: ASYNC110 (time is what it waits for)
             await asyncio.sleep(wait_s)

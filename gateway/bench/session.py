@@ -6,7 +6,6 @@ Not here: the loops (`gateway/bench/run.py`), flags and reports (`gateway/bench/
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -45,7 +44,6 @@ async def run_session(options: BenchOptions) -> Outcome:
     http = HttpClient(limits)
     try:
         prepared = await prepare(http, options)
-        _settle_memory()
         tally = Tally()
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         client = BenchClient(http, options.target, monotonic(), options.timeout_s, tally)
@@ -60,13 +58,6 @@ async def run_session(options: BenchOptions) -> Outcome:
         await http.close()
     samples = sorted(load.samples, key=lambda sample: sample.number)
     return Outcome(samples, run_info_of(options, prepared, samples, health, started_at, load.was_stopped))
-
-
-def _settle_memory() -> None:
-    """A full collection stops all streams for as long as it takes; what is here by now stays."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
 
 
 @asynccontextmanager

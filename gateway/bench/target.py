@@ -25,7 +25,7 @@ FORMS: Final = "http://HOST:PORT, https://HOST:PORT or unix:PATH"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server. `prefix` is what stands before `/v1` in its paths."""
+    """A server. `url` is told to the user; `prefix` is what stands before `/v1` in its paths."""
 
     url: str
     origin: Origin
@@ -64,7 +64,7 @@ def parse_target(
         raise ValueError(f"{url!r} is not an address; it must be {FORMS}")
     tls = _tls(is_insecure) if parts.scheme == "https" else None
     origin = Origin(parts.hostname or "", port or (443 if tls else 80), tls)
-    return Target(url, origin, _prefix(parts.path), endpoint, headers)
+    return Target(f"{parts.scheme}://{parts.netloc}", origin, _prefix(parts.path), endpoint, headers)
 
 
 def _prefix(path: str) -> str:

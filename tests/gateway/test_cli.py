@@ -11,7 +11,7 @@ from gateway.cli import build_parser, main, rows_of
 from gateway.settings_table import table
 from tests.gateway.programs import ROOT
 
-COMMANDS = ("serve", "worker", "gateway", "check-config", "chat", "rules", "version")
+COMMANDS = ("serve", "worker", "gateway", "check-config", "chat", "bench", "rules", "version")
 # What must not be loaded for a help text: each takes longer than all of the rest.
 HEAVY = (
     "pydantic",

@@ -1,0 +1,208 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import pytest
+
+from backend.http_client import HttpClient, HttpLimits
+from gateway.bench.client import BenchClient
+from gateway.bench.sample import Sample
+from gateway.bench.target import CHAT, BodyMaker, parse_target
+from tests.gateway.bench.fake_server import (
+    DONE,
+    HEAD,
+    LAST,
+    Answer,
+    Asked,
+    Server,
+    answer_well,
+    chunk,
+    delta,
+    event,
+    plain,
+    serving,
+    until,
+    usage,
+    whole,
+)
+
+BODY = BodyMaker("tiny").body([{"role": "user", "content": "a b c"}], 3)
+FOREVER_S = 60.0
+
+
+@asynccontextmanager
+async def client_of(url: str, timeout_s: float = FOREVER_S, max_idle: int = 9) -> AsyncIterator[BenchClient]:
+    http = HttpClient(HttpLimits(max_idle=max_idle))
+    try:
+        yield BenchClient(http, parse_target(url, CHAT), monotonic(), timeout_s)
+    finally:
+        await http.close()
+
+
+@asynccontextmanager
+async def asking(answer: Answer, timeout_s: float = FOREVER_S) -> AsyncIterator[tuple[BenchClient, Server]]:
+    async with serving(answer) as server, client_of(server.url, timeout_s) as client:
+        yield client, server
+
+
+async def sample_of(answer: Answer, timeout_s: float = FOREVER_S) -> Sample:
+    """What becomes of one request that is answered so."""
+    sample = Sample(number=0, due_s=0.0)
+    async with asking(answer, timeout_s) as (client, _):
+        await client.ask(BODY, sample)
+    assert sample.ended_s is not None
+    assert sample.ended_s >= sample.sent_s
+    return sample
+
+
+async def test_a_good_answer_is_measured() -> None:
+    async with asking(answer_well) as (client, server):
+        sample = Sample(number=0, due_s=0.0)
+        assert await client.ask(BODY, sample, keeps_text=True) == "w0 w1 w2 "
+    assert (sample.error, sample.status, sample.finish) == (None, 200, "length")
+    assert (sample.prompt_tokens, sample.output_tokens) == (7, 3)
+    assert sample.num_bytes == sum(map(len, whole(["w0 ", "w1 ", "w2 "])))
+    assert sample.headers_s is not None
+    assert sample.ended_s is not None
+    assert (
+        0 < sample.sent_s <= sample.headers_s <= sample.frames_s[0] <= sample.frames_s[-1] <= sample.ended_s
+    )
+    assert len(sample.frames_s) == 3
+    assert (client.tally.num_sent, client.tally.num_ended, client.tally.num_frames) == (1, 1, 3)
+    assert client.tally.num_failed == 0
+    assert server.asked[0].path == "/v1/chat/completions"
+
+
+async def test_a_frame_has_the_time_at_which_it_came() -> None:
+    """The server sends each frame only when the client has counted the one before."""
+
+    async def answer(asked: Asked) -> None:
+        await asked.send(HEAD)
+        for number in range(3):
+            await asked.stream(delta(content=f"w{number}"))
+            await until(lambda number=number: client.tally.num_frames > number)
+            seen_s.append(client.now_s())
+        await asked.send(*map(chunk, (delta("stop"), usage(1, 3), DONE)), LAST)
+
+    seen_s: list[float] = []
+    sample = Sample(number=0, due_s=0.0)
+    async with asking(answer) as (client, _):
+        await client.ask(BODY, sample)
+    assert (
+        sample.frames_s[0] <= seen_s[0] <= sample.frames_s[1] <= seen_s[1] <= sample.frames_s[2] <= seen_s[2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error", "detail"),
+    [
+        ((plain(429, b'{"error": {"message": "too many"}}'),), "http_429", "too many"),
+        ((plain(502, b"<h1>bad gateway</h1>", "text/html"),), "http_502", "<h1>bad gateway</h1>"),
+        ((plain(307, b""),), "http_307", ""),
+        ((plain(200, b'{"choices": []}'),), "no_stream", "the answer has content-type 'application/json'"),
+        (
+            (HEAD, chunk(event({"error": {"message": "lost it"}})), chunk(DONE), LAST),
+            "error_frame",
+            "lost it",
+        ),
+        ((HEAD, chunk(delta(content="x")), LAST), "truncated", "the stream ended without a finish_reason"),
+        ((HEAD, chunk(delta(content="x")), chunk(delta("stop")), LAST), "truncated", "without [DONE]"),
+        ((HEAD, chunk(delta("stop")), chunk(DONE), LAST), "empty", "no output; finish_reason 'stop'"),
+        ((HEAD, chunk(b"data: nothing\n\n")), "bad_frame", "a frame is no chunk of an answer"),
+    ],
+)
+async def test_a_bad_answer_is_a_failure(pieces: tuple[bytes, ...], error: str, detail: str) -> None:
+    sample = await sample_of(lambda asked: asked.send(*pieces))
+    assert sample.error == error
+    assert detail in sample.detail
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", HEAD[:20], HEAD, HEAD + chunk(delta(content="x"))],
+    ids=["nothing", "half a head", "head", "a frame"],
+)
+async def test_a_connection_that_breaks_is_a_failure(sent: bytes) -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(sent)
+        asked.writer.close()
+
+    sample = await sample_of(answer)
+    assert sample.error == ("lost" if sent else "connect")
+    assert sample.detail
+    assert len(sample.frames_s) == sent.count(b'"x"')
+
+
+async def test_an_answer_without_length_is_whole_when_the_connection_ends_after_done() -> None:
+    async def answer(asked: Asked) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+        await asked.send(head, *whole(["x"]))
+        asked.writer.close()
+
+    assert (await sample_of(answer)).error is None
+
+
+async def test_a_connection_that_breaks_after_done_spoils_nothing() -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(HEAD, *map(chunk, whole(["x"])))
+        asked.writer.close()
+
+    sample = await sample_of(answer)
+    assert (sample.error, sample.output_tokens) == (None, 1)
+
+
+async def test_a_server_that_is_not_there_is_a_failure() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        async with client_of(f"http://127.0.0.1:{unused.getsockname()[1]}") as client:
+            sample = Sample(number=0, due_s=0.0)
+            await client.ask(BODY, sample)
+    assert sample.error == "connect"
+    assert (sample.status, sample.headers_s, client.tally.num_failed) == (0, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "where"),
+    [(b"", "headers"), (HEAD + chunk(delta(content="x")), "its end")],
+    ids=["nothing", "a frame"],
+)
+async def test_an_answer_that_takes_too_long_is_a_failure(sent: bytes, where: str) -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(sent)
+        await asyncio.sleep(FOREVER_S)
+
+    sample = await sample_of(answer, timeout_s=0.05)
+    assert (sample.error, sample.detail) == ("timeout", f"no answer up to {where} within 0.05 s")
+
+
+async def test_a_cancelled_request_is_aborted_and_interrupted() -> None:
+    came, gone = asyncio.Event(), asyncio.Event()
+
+    async def answer(asked: Asked) -> None:
+        came.set()
+        await asked.send(HEAD, chunk(delta(content="x")))
+        await until(asked.reader.at_eof)
+        gone.set()
+
+    sample = Sample(number=0, due_s=0.0)
+    async with asking(answer) as (client, _):
+        task = asyncio.ensure_future(client.ask(BODY, sample))
+        await came.wait()
+        await until(lambda: bool(sample.frames_s))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await gone.wait()
+    assert (sample.error, len(sample.frames_s)) == ("interrupted", 1)
+
+
+@pytest.mark.parametrize(("max_idle", "num_connections"), [(9, 1), (0, 3)])
+async def test_connections_are_kept_where_they_may_be(max_idle: int, num_connections: int) -> None:
+    async with serving(answer_well) as server, client_of(server.url, max_idle=max_idle) as client:
+        for number in range(3):
+            sample = Sample(number=number, due_s=0.0)
+            await client.ask(BODY, sample)
+            assert sample.error is None
+    assert server.num_connections == num_connections

@@ -1,0 +1,29 @@
+import math
+
+import pytest
+
+from gateway.bench.description import steady_window
+from gateway.bench.sample import Sample
+
+
+def sample(sent_s: float, ended_s: float, **more: object) -> Sample:
+    return Sample(number=0, due_s=sent_s, sent_s=sent_s, ended_s=ended_s, **more)  # type: ignore[arg-type]
+
+
+def test_the_window_is_from_the_first_measured_request_until_after_the_last_was_sent() -> None:
+    samples = [sample(0, 2, is_warm_up=True), sample(1, 3), sample(8, 10), sample(4, 6)]
+    assert steady_window(samples) == (1, math.nextafter(8, 9))
+
+
+def test_a_load_that_is_mostly_drain_has_no_end_of_its_window() -> None:
+    assert steady_window([sample(1, 9), sample(1.5, 10)]) == (1, None)
+
+
+def test_requests_that_were_cut_off_are_not_in_the_window() -> None:
+    samples = [sample(0, 5), sample(5, 6), sample(6, 6, error="interrupted")]
+    assert steady_window(samples) == (0, math.nextafter(5, 6))
+
+
+@pytest.mark.parametrize("samples", [[], [sample(1, 2, is_warm_up=True)]])
+def test_a_load_without_measured_requests_has_no_window(samples: list[Sample]) -> None:
+    assert steady_window(samples) == (0.0, None)

@@ -1,0 +1,48 @@
+from gateway.bench.notes import notes_of_load
+from gateway.bench.options import BenchOptions, read_options
+from gateway.bench.prompts import Measure
+from gateway.bench.sample import Sample
+
+MEASURED = Measure(1.1, 5, "measured")
+
+
+def options(**given: object) -> BenchOptions:
+    return read_options({"url": "http://h", **given}, {})
+
+
+def sample(prompt: int | None = 100, output: int | None = 10, **more: object) -> Sample:
+    counts = {"prompt_tokens": prompt, "output_tokens": output}
+    return Sample(
+        number=0,
+        due_s=0.0,
+        prompt_tokens_wanted=100,
+        output_tokens_wanted=10,
+        **{**counts, **more},  # type: ignore[arg-type]
+    )
+
+
+def test_a_load_that_is_as_wanted_has_no_notes() -> None:
+    assert notes_of_load([sample(), sample(101)], options(), MEASURED) == ()
+    assert notes_of_load([], options(), MEASURED) == ()
+
+
+def test_prompts_of_another_length_are_told() -> None:
+    (note,) = notes_of_load([sample(130), sample(150)], options(), MEASURED)
+    assert note == "Prompts had 140 tokens on average, where 100 were wanted."
+
+
+def test_lengths_of_later_turns_and_of_failures_do_not_count() -> None:
+    samples = [sample(), sample(900, turn=1), sample(900, error="lost")]
+    assert notes_of_load(samples, options(), MEASURED) == ()
+
+
+def test_short_answers_are_told_unless_they_may_be_short() -> None:
+    samples = [sample(), sample(output=9), sample(output=None)]
+    (note,) = notes_of_load(samples, options(), MEASURED)
+    assert note == "1 answers were shorter than wanted: the server does not obey ignore_eos."
+    assert notes_of_load(samples, options(no_ignore_eos=True), MEASURED) == ()
+
+
+def test_lengths_that_are_only_assumed_are_told() -> None:
+    (note,) = notes_of_load([], options(), Measure())
+    assert note.startswith("The server tells no usage, so that prompts have about as many tokens as wanted")

@@ -1,0 +1,144 @@
+import json
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.bench.options import BenchOptions, read_options
+from gateway.bench.server_probe import BenchError
+from gateway.bench.session import run_session
+from tests.gateway.bench.fake_server import Asked, Server, answer_well, plain, serving
+
+NUM_PROBES = 2
+
+
+def options(server: Server, **given: str) -> BenchOptions:
+    return read_options({"url": server.url, "progress": "off", **given}, {})
+
+
+def bodies(server: Server) -> list[Any]:
+    return [asked.body for asked in server.asked[NUM_PROBES:]]
+
+
+async def test_a_run_measures_what_was_asked_for_and_says_what_it_was() -> None:
+    async with serving(answer_well) as server:
+        given = {"prompt_tokens": "uniform:20:60", "output_tokens": "uniform:2:9"}
+        outcome = await run_session(
+            options(server, concurrency="3", requests="20", warm_up="4", seed="7", **given)
+        )
+    samples, run = outcome.samples, outcome.run
+    assert [sample.number for sample in samples] == list(range(24))
+    assert [sample.is_warm_up for sample in samples] == [number < 4 for number in range(24)]
+    # The server counts a token for each word and 4 more: lengths are exact as it counts them.
+    assert all(sample.prompt_tokens == sample.prompt_tokens_wanted for sample in samples)
+    assert all(
+        sample.output_tokens == sample.output_tokens_wanted == len(sample.frames_s) for sample in samples
+    )
+    assert len({sample.prompt_tokens for sample in samples}) > 5
+    assert (run.url, run.endpoint, run.model) == (server.url, "/v1/chat/completions", "tiny")
+    assert (run.mode, run.rate, run.arrivals, run.concurrency, run.seed) == ("closed", None, None, 3, 7)
+    assert (run.prompt_lengths, run.output_lengths) == ("uniform:20:60", "uniform:2:9")
+    assert run.options == {"warm-up": "4 requests", "tokens per word": "1.000 (measured), 4 added"}
+    assert run.versions.keys() == {"headrace", "python"}
+    assert platform.release() in run.machine
+    assert run.client.cpu_share > 0
+    assert not run.ended_early
+    assert run.steady_from_s == samples[4].sent_s or run.steady_from_s in [
+        each.sent_s for each in samples[4:]
+    ]
+    assert run.duration_s >= max(sample.ended_s or 0 for sample in samples) - samples[0].due_s
+
+
+async def test_the_same_seed_sends_the_same_requests() -> None:
+    sent = []
+    for seed in ("1", "1", "2"):
+        async with serving(answer_well) as server:
+            await run_session(options(server, concurrency="1", requests="3", seed=seed, turns="2"))
+            sent.append(bodies(server))
+    assert sent[0] == sent[1] != sent[2]
+
+
+async def test_an_open_loop_says_what_it_was() -> None:
+    async with serving(answer_well) as server:
+        given = {"rate": "500", "arrivals": "constant", "max_concurrency": "9", "shared_prefix_tokens": "30"}
+        run = (await run_session(options(server, requests="5", ramp_s="0.01", **given))).run
+    assert (run.mode, run.rate, run.arrivals, run.concurrency) == ("open", 500, "constant", 9)
+    assert run.options["shared prefix"] == "30 tokens, 1 different"
+    assert run.options["ramp"] == "0.01 s"
+
+
+async def test_a_server_without_usage_gets_prompts_of_about_the_length() -> None:
+    async def answer(asked: Asked) -> None:
+        writer, asked.writer = asked.writer, _Without(asked.writer)  # type: ignore[assignment]
+        await answer_well(asked)
+        asked.writer = writer
+
+    async with serving(answer) as server:
+        outcome = await run_session(options(server, concurrency="1", requests="2", prompt_tokens="105"))
+    assert [sample.prompt_tokens for sample in outcome.samples] == [None, None]
+    assert len(server.asked) == 3  # with one probe instead of two
+    assert outcome.run.client.notes[-1].startswith("The server tells no usage, ")
+    assert len(server.asked[-1].body["messages"][0]["content"].split()) == 100
+
+
+class _Without:
+    """A writer that leaves usage out."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(re.sub(rb'"usage": ', b'"x_use": ', data))
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+
+async def test_timings_are_asked_of_headrace_alone() -> None:
+    for version, told, asks in (
+        ({"version": "1.2", "workers": {}}, "headrace 1.2", True),
+        ({"version": "0.11"}, "0.11", False),
+    ):
+        async with serving(answer_well) as server:
+            server.pages["/version"] = json.dumps(version).encode()
+            run = (await run_session(options(server, concurrency="1", requests="1"))).run
+        assert run.versions["server"] == told
+        assert {"include_timings" in body["stream_options"] for body in bodies(server)} == {asks}
+
+
+async def test_a_file_is_sent_in_order_and_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "my-data.jsonl"
+    file.write_text('{"prompt": "first", "output_tokens": 3}\n{"prompt": "second"}\n')
+    async with serving(answer_well) as server:
+        given = {"data": str(file), "output_tokens": "5"}
+        outcome = await run_session(options(server, concurrency="1", requests="3", **given))
+    sent = [
+        (body["messages"][0]["content"], body["max_tokens"])
+        for body in (asked.body for asked in server.asked[1:])
+    ]
+    assert sent == [("first", 3), ("second", 5), ("first", 3)]
+    assert outcome.run.prompt_lengths == "of my-data.jsonl"
+    told = "The file has 2 requests, which were repeated: a prefix cache may know them."
+    assert outcome.run.client.notes[-1] == told
+
+
+async def test_a_load_does_not_begin_if_the_first_request_fails() -> None:
+    async with serving(lambda asked: asked.send(plain(401, b'{"error": {"message": "bad key"}}'))) as server:
+        with pytest.raises(BenchError, match=r"the first request to http.* failed, .*: http_401: bad key"):
+            await run_session(options(server))
+    assert len(server.asked) == 1
+
+
+async def test_a_load_needs_a_model_and_a_server() -> None:
+    async with serving(answer_well) as server:
+        server.pages["/v1/models"] = b'{"data": []}'
+        with pytest.raises(BenchError, match="lists no model; give --model"):
+            await run_session(options(server))
+        server.pages.clear()
+        with pytest.raises(BenchError, match="GET /v1/models answered 404: Not Found; give --model"):
+            await run_session(options(server))
+        assert (await run_session(options(server, model="m", requests="1"))).run.model == "m"
+    with pytest.raises(BenchError, match="does not answer GET /v1/models"):
+        await run_session(options(server))
