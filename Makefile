@@ -9,10 +9,11 @@ ARGS ?=
 PARALLEL ?= -n 3 --dist loadgroup
 # Tests and benchmarks start a thousand processes: compiled modules are kept, whatever the shell's habit.
 unexport PYTHONDONTWRITEBYTECODE
-BENCHES ?= $(patsubst benchmarks/%.py,%,$(wildcard benchmarks/bench_*.py))
+# Without the one that installs other programs.
+BENCHES ?= $(filter-out bench_peers,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/bench_*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long lint bench clean
+.PHONY: help setup serve test test-long lint bench bench-peers clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +40,9 @@ lint: setup  ## ruff and mypy
 bench: setup  ## every benchmark, or BENCHES="bench_gateway"
 	@set -e; for bench in $(BENCHES); do $(VENV)/python -m benchmarks.$$bench $(ARGS); done
 
+bench-peers: setup  ## Headrace beside LiteLLM, vllm-router and vLLM's server; ARGS="--quick" for a first look
+	@$(VENV)/python -m benchmarks.bench_peers $(ARGS)
+
 clean:  ## remove caches and build outputs; .venv stays
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
