@@ -94,6 +94,7 @@ def reply(play: Play, asked: Asked) -> Reply:
 
 METRICS: Final = {
     "vllm": 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n',
+    "sglang": 'sglang:num_running_reqs{tp_rank="0"} 2.0\nsglang:num_queue_reqs{tp_rank="0"} 1.0\n',
     "tgi": "tgi_batch_current_size 2\ntgi_queue_size 1\n",
     "llamacpp": "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n",
     "trtllm": "[]",  # the last iterations, as JSON
@@ -101,9 +102,10 @@ METRICS: Final = {
 
 
 def _state(play: Play, path: str) -> Reply:
-    """What it tells of itself. Ollama and OpenAI have none of it; SGLang's metrics are off."""
+    """What it tells of itself. Ollama and OpenAI have none of it."""
     if path.endswith("/metrics") and play.dialect in METRICS:
-        return Reply(200 if play.has_metrics else 501, METRICS[play.dialect].encode())
+        status_without = 501 if play.dialect == "llamacpp" else 404
+        return Reply(200 if play.has_metrics else status_without, METRICS[play.dialect].encode())
     if play.dialect == "sglang" and "/v1/loads" in path:
         return json_reply({"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}]})
     if path.endswith("/health") and play.dialect not in ("openai", "ollama"):
@@ -132,8 +134,9 @@ def events(play: Play, body: Any, is_chat: bool = True) -> list[bytes]:
         return all_events[: play.num_before]
     if play.fault == "error":
         error = event(refusal(play, "the engine died"))
-        # Ollama writes the error as if it were a message, and stops (`middleware/openai.go`).
-        ends = [] if play.dialect in ("ollama", "llamacpp") else [DONE]
+        if play.dialect == "ollama":  # its error becomes a message without text (`middleware/openai.go`)
+            return [*all_events[: play.num_before], event(_chunk(play, {"content": ""}))]
+        ends = [] if play.dialect == "llamacpp" else [DONE]
         return [*all_events[: play.num_before], error, *ends]
     return all_events[:-1] if play.fault == "no_done" else all_events
 

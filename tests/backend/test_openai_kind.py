@@ -57,9 +57,10 @@ async def test_server_that_is_not_healthy_does_not_live() -> None:
 
 
 async def test_sglangs_health_is_not_asked() -> None:
-    ask = Questions(Play("sglang"))
-    await OpenAiKind().stats(ask)
-    assert "/health" not in ask.asked
+    for has_metrics in (True, False):
+        ask = Questions(Play("sglang", has_metrics=has_metrics))
+        assert await OpenAiKind().stats(ask) == EngineStats(2, 1)
+        assert "/health" not in ask.asked
 
 
 async def test_metrics_that_are_off_are_no_fault() -> None:

@@ -212,6 +212,10 @@ def test_error_event_ends_the_choice(dialect: str) -> None:
     assert closed is None
 
 
+def test_ollamas_error_is_a_stream_that_broke_off() -> None:
+    assert played(Play("ollama", fault="error"))[1] is False
+
+
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_answer_that_is_no_stream_is_read_as_one(is_chat: bool) -> None:
     play = Play("openai", content=("Hello",), reasoning=("hm",) * is_chat, calls=CALLS[:is_chat])
@@ -310,9 +314,31 @@ def test_usage_in_the_chunk_with_the_finish_is_kept() -> None:
     assert sink.last == ("stop", None, TextUsage(5, 1, None, 0))
 
 
+def test_usage_of_zeros_is_none() -> None:
+    zeros = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    sink, _ = read(data(chunk({"content": "a"}, usage=zeros), chunk({}, "stop", usage=zeros), b"[DONE]"))
+    assert (sink.num_tokens, sink.last) == ([1], ("stop", None, TextUsage()))
+
+
+def test_text_and_calls_in_one_delta_are_both_read() -> None:
+    call = {"index": 0, "id": "i", "function": {"name": "f", "arguments": '{"a"'}}
+    rest = {"index": 0, "function": {"arguments": ": 1}"}}
+    deltas: list[dict[str, Any]] = [
+        {"content": "a", "tool_calls": [call]},
+        {"content": "b"},
+        {"tool_calls": [rest]},
+    ]
+    sink, _ = read(data(*map(chunk, deltas), chunk({}, "tool_calls"), b"[DONE]"))
+    assert (sink.said(CONTENT), sink.calls) == ("ab", [("f", "i", '{"a": 1}')])
+    assert sink.fragments[-1] == Fragment(CONTENT, "b"), "it waits for the end of the call"
+
+
 def test_other_choices_are_not_looked_at() -> None:
-    other = {"choices": [{"index": 1, "delta": {"content": "b"}, "finish_reason": "length"}]}
-    sink, closed = read(data(chunk({"content": "a"}), other))
+    others: list[Any] = [
+        {"choices": [{"index": 1, "delta": {"content": "b"}, "finish_reason": finish}]}
+        for finish in (None, "length")
+    ]
+    sink, closed = read(data(chunk({"content": "a"}), *others))
     assert (sink.said(CONTENT), closed) == ("a", False)
 
 
@@ -353,6 +379,10 @@ def test_error_after_text_is_no_refusal() -> None:
         sink, _ = read(data(chunk({"content": "a"}), {"error": {"message": "late", "code": code}}))
         assert isinstance(sink.error, EngineFailed)
         assert "late" in sink.error.message
+
+
+def test_words_are_cut() -> None:
+    assert len(server_error(None, "x" * 9000).message) < MAX_WORDS + 100
 
 
 def test_null_error_is_none() -> None:
@@ -464,6 +494,10 @@ WAYS: dict[str, tuple[list[CallDelta], list[tuple[str, str]]]] = {
         [("f", "{}"), ("g", "{}")],
     ),
     "an id of its own each delta": ([piece(0, "f", "{", "a"), piece(0, None, "}", "b")], [("f", "{}")]),
+    "no arguments, all of place 0": (
+        [piece(0, "f", "", "a"), piece(0, "f", "", "b")],
+        [("f", ""), ("f", "")],
+    ),
     "odd places": ([piece(5, "f", "{}"), piece(9, "g", "{}")], [("f", "{}"), ("g", "{}")]),
     "no arguments": ([piece(0, "f"), piece(1, "g")], [("f", ""), ("g", "")]),
     "no JSON": ([piece(0, "f", "not json"), piece(1, "g", "{}")], [("f", "not json"), ("g", "{}")]),

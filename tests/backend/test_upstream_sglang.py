@@ -156,7 +156,10 @@ def test_unknown_constraint_is_refused() -> None:
 def test_grammar_waits_for_the_end_of_the_reasoning() -> None:
     sampling = {"structured_outputs": {"regex": "a"}}
     assert generate_body(call(sampling, reasoning_ended=False), "r", PriorityRule())["require_reasoning"]
-    assert "require_reasoning" not in generate_body(call(sampling, reasoning_ended=True), "r", PriorityRule())
+    for ended in (True, None):
+        assert "require_reasoning" not in generate_body(
+            call(sampling, reasoning_ended=ended), "r", PriorityRule()
+        )
     assert "require_reasoning" not in generate_body(call(reasoning_ended=False), "r", PriorityRule())
 
 
@@ -217,16 +220,16 @@ def test_ids_without_text_are_read() -> None:
 @pytest.mark.parametrize("is_incremental", [False, True], ids=["cumulative", "incremental"])
 @pytest.mark.parametrize("num_top", [0, 1, 3])
 def test_logprobs_come_with_their_ids(is_incremental: bool, num_top: int) -> None:
-    play = Play((10, 20, 30), steps=(2,), is_incremental=is_incremental, num_ahead=1)
+    play = Play((10, 20, 30), steps=(2,), is_incremental=is_incremental)
     sink, _ = played(play, call({"logprobs": num_top}))
     assert [entry.token_ids[0] for entry in sink.logprobs] == [10, 20, 30]
     assert [entry.logprobs[0] for entry in sink.logprobs] == [-0.5, -1.5, -2.5]
     assert [len(entry.token_ids) for entry in sink.logprobs] == [1 + num_top] * 3
     if num_top:
-        tops = [(20 + 1 - place, -0.25 - place) for place in range(num_top)]
-        entry = sink.logprobs[1]
-        assert [*zip(entry.token_ids, entry.logprobs, strict=True)][1:] == tops
-        assert entry.rank == (2 if num_top > 1 else 0), "the second best is the sampled one"
+        for entry, token_id in zip(sink.logprobs, (10, 20, 30), strict=True):
+            tops = [(token_id + 1 - place, -0.25 - place) for place in range(num_top)]
+            assert [*zip(entry.token_ids, entry.logprobs, strict=True)][1:] == tops
+        assert sink.logprobs[2].rank == (2 if num_top > 1 else 0), "the second best is the sampled one"
 
 
 def test_logprob_that_json_has_no_number_for_is_the_least() -> None:

@@ -237,7 +237,8 @@ def test_calls_make_a_stop_a_finish_by_tool_calls() -> None:
 
 def test_words_do_not_go_from_one_channel_into_another() -> None:
     heard = opened(MASK).feed(Fragment(REASONING, "敏")).feed(content("感词")).end()
-    assert (heard.text(REASONING), heard.text()) == ("敏", "感词")
+    said = [TextDelta(REASONING, "敏"), TextDelta(CONTENT, "感词"), Finish("stop")]
+    assert heard.events == said, "what was held leaves before what follows it"
 
 
 def test_reasoning_tokens_are_counted_and_hidden_where_nobody_wants_them() -> None:
