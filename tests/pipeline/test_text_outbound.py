@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -71,13 +72,17 @@ class Heard:
         return calls
 
 
-def opened(*rules: Rule, answer_format: AnswerFormat | None = None, **options: Any) -> Heard:
-    by_channel = {
+@cache
+def compiled(rules: tuple[Rule, ...]) -> Mapping[str, CompiledRules]:
+    return {
         channel: CompiledRules(RuleSet(rules).for_direction("output", channel), on_max_hold="block")
         for channel in (CONTENT, REASONING, TOOL_NAME, TOOL_ARGUMENTS)
     }
+
+
+def opened(*rules: Rule, answer_format: AnswerFormat | None = None, **options: Any) -> Heard:
     generation = Generation({}, answer_format=answer_format)
-    plan = OutboundPlan(None, generation, None, by_channel.__getitem__, **options)
+    plan = OutboundPlan(None, generation, None, compiled(rules).__getitem__, **options)
     return Heard(plan.open_text())
 
 
