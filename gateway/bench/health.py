@@ -69,11 +69,17 @@ def _rank(values: Sequence[float], share: float) -> float:
 
 
 def _notes(health: ClientHealth, is_long: bool, is_capped: bool) -> Iterator[str]:
-    if is_long and (health.cpu_share > MAX_CPU_SHARE or health.lag_p99_ms > MAX_LAG_P99_MS):
+    if is_long and health.cpu_share > MAX_CPU_SHARE:
         yield (
             f"The client was the bottleneck: it used {health.cpu_share:.0%} of a core and came to its events "
             f"{health.lag_p99_ms:.1f} ms late (p99), so that latencies are told too long. Use a smaller "
-            "load, or another machine for the client."
+            "load, or more clients."
+        )
+    elif is_long and health.lag_p99_ms > MAX_LAG_P99_MS:
+        yield (
+            f"The client came to its events {health.lag_p99_ms:.1f} ms late (p99) though it used "
+            f"{health.cpu_share:.0%} of a core: its machine was busy, and latencies are told too long. Use "
+            "another machine for the client."
         )
     if health.num_late and is_capped:
         yield (

@@ -40,11 +40,14 @@ class Gate:
         self.num_held = 0
         self.peak = 0
 
+    def open(self) -> None:
+        self._opened.set()
+
     async def __call__(self, asked: Asked) -> None:
         self.num_held += 1
         self.peak = max(self.peak, self.num_held)
         if self.num_held >= self._opens_at:
-            self._opened.set()
+            self.open()
         await self._opened.wait()
         self.num_held -= 1
         await answer_well(asked)
@@ -72,10 +75,15 @@ async def test_an_open_loop_sends_poisson_arrivals_of_the_seed() -> None:
 
 
 async def test_a_cap_bounds_what_is_in_flight_and_lateness_shows() -> None:
-    gate = Gate(opens_at=4)
-    plan = Plan(rate=5000.0, num_requests=12, max_concurrency=4)
+    gate = Gate(opens_at=99)
+    plan = Plan(rate=1000.0, arrivals="constant", num_requests=12, max_concurrency=4)
     async with loading(gate, plan) as (load, server):
-        await load.run()
+        running = asyncio.ensure_future(load.run())
+        await until(lambda: load.last_begun_s == 0.011 and gate.num_held == 4)
+        await asyncio.sleep(0.02)  # time for a fifth, which must not come
+        assert len(server.asked) == 4
+        gate.open()
+        await running
     assert (gate.peak, len(server.asked), len(load.samples)) == (4, 12, 12)
     # Requests that waited for a place keep the time at which they were due.
     assert [sample.due_s for sample in sorted(load.samples, key=lambda each: each.number)] == sorted(
