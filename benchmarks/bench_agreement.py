@@ -37,8 +37,8 @@ from benchmarks.report import Report, open_report, parser
 from benchmarks.texts import prompt
 
 STEP_MS: Final = "20"
-# Eight prompts fit into a step. Longer ones would form queues in a closed loop, whose requests come together in
-# groups: which groups is chance, differs from run to run with any tool, and moves TTFT by 10 ms.
+# Eight prompts fit into a step. Longer ones would form queues in a closed loop, whose requests come together
+# in groups: which groups is chance, differs from run to run with any tool, and moves TTFT by 10 ms.
 PREFILL_MS_PER_1K: Final = "5"
 PROMPT_WORDS: Final = 200
 _ANSWER_WORDS: Final = 2000

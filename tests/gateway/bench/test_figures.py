@@ -210,3 +210,7 @@ def test_concurrency_is_as_counted_at_many_moments(seed: int) -> None:
     peak = max(sum(from_s <= at_s < to_s for from_s, to_s in spans) for at_s, _ in spans)
     assert found.concurrency_peak == peak
     assert found.concurrency_mean == pytest.approx(sum(to_s - from_s for from_s, to_s in spans) / end_s)
+
+
+def test_one_that_ends_as_the_next_is_sent_is_not_under_way_with_it() -> None:
+    assert figures([sample(0, sent_s=0.0), sample(1, sent_s=1.5)]).concurrency_peak == 1

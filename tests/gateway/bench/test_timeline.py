@@ -40,6 +40,12 @@ def test_slices_add_up_to_the_run(seed: int) -> None:
     assert sum(each.output_tokens for each in slices) == pytest.approx(tokens)
 
 
+def test_what_comes_at_the_very_end_is_in_the_last_slice() -> None:
+    """4.3 / 0.1 is a little below 43, and 43 * 0.1 is 4.3."""
+    slices = timeline_of([sample(ended_s=4.3)], 4.3).slices
+    assert (slices[-1].num_ok, len(slices)) == (1, 43)
+
+
 @pytest.mark.parametrize("end_s", [0.0, 0.05, 1.0, 7.9, 8.0, 59.0, 3600.0, 1e6])
 def test_there_are_never_too_many_slices(end_s: float) -> None:
     assert 1 <= len(timeline_of([], end_s).slices) <= MAX_SLICES
