@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from filters.hit import Hit
 from gateway.metrics import Metrics
 from gateway.record import RequestRecord
-from gateway.writers import Writer
+from gateway.writers import Writer, WriteText
 from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost, WorkerStalled
 from pipeline.events import CONTENT, Event, Finish, TextDelta
 from pipeline.outbound import FINISH, Outbound
@@ -40,7 +40,7 @@ class Owner(Protocol):
 
     def on_choice_end(self, finish: FinishReason, now_s: float) -> None: ...
 
-    def on_usage(self, index: int, usage: TextUsage, num_tokens: int) -> None: ...
+    def on_usage(self, index: int, usage: TextUsage) -> None: ...
 
     def on_resubmit(self, choice: Choice) -> None: ...
 
@@ -60,7 +60,10 @@ class Choice:
         "_index",
         "_is_second",
         "_make",
+        "_num_counted",
+        "_observe_gap",
         "_outbound",
+        "_write",
         "handle",
         "last_s",
         "num_tokens",
@@ -74,6 +77,9 @@ class Choice:
         self._call: EngineCall | None = call
         self._make = make
         self._outbound = make(call)
+        self._observe_gap = answer.observe_gap
+        self._write: WriteText | None = None  # content, once something was written
+        self._num_counted = 0  # of `num_tokens`, in the record
         self._has_text = False  # something was written
         self._is_second = False  # submitted again after its worker was lost
         self._held_since_s: float | None = None
@@ -115,18 +121,44 @@ class Choice:
         now_s: float,
     ) -> None:
         """`pipeline.ports.Sink.tokens`: the token path."""
-        answer = self._answer
-        outbound = self._outbound
+        outbound, write = self._outbound, self._write
+        if write is not None and finish is None and logprobs is None and outbound.is_plain:
+            assert self.last_s is not None, "text before the first token"
+            self._observe_gap(now_s - self.last_s)  # the token path: no object of the answer's is touched
+            self.last_s = now_s
+            self.num_tokens += len(ids)
+            text = outbound.feed_text(ids)
+            if text:
+                write(text)
+            if outbound.is_new_hold:
+                self._held_since_s = now_s
+            if outbound.needs_look:
+                self._deliver(outbound.look(), now_s)
+                self._look(outbound)
+            return
+        self._tokens(ids, finish, stop, first, logprobs, now_s)
+
+    def _tokens(
+        self,
+        ids: list[int],
+        finish: str | None,
+        stop: int | str | None,
+        first: FirstToken | None,
+        logprobs: Sequence[TokenLogprobs] | None,
+        now_s: float,
+    ) -> None:
+        """Whatever is not content in the middle of a text."""
+        answer, outbound = self._answer, self._outbound
         if finish is not None and finish not in FINISH:
             self.failed(EngineFailed(f"The engine ended the request with the reason {finish!r}."))
             return
         if first is not None or self.last_s is None:
             answer.on_first(self._index, self._call, first, now_s)
         else:
-            answer.observe_gap(now_s - self.last_s)
+            self._observe_gap(now_s - self.last_s)
         self.last_s = now_s
         self.num_tokens += len(ids)
-        answer.record.output_tokens += len(ids)
+        self._count()
         events = outbound.feed(ids, finish, stop, logprobs)
         if outbound.is_new_hold or outbound.waits_for_parser:
             self._held_since_s = now_s
@@ -172,6 +204,7 @@ class Choice:
     def report(self, record: RequestRecord, metrics: Metrics) -> None:
         """What the filter found and held, when the answer has ended."""
         outbound = self._outbound
+        self._count()
         record.held_peak = max(record.held_peak, outbound.peak_held)
         record.undecided += 0 if self.is_done else outbound.num_held
         metrics.leaks.inc(outbound.num_leaked)
@@ -191,6 +224,11 @@ class Choice:
             else:
                 writer.delta(index, event)
 
+    def _count(self) -> None:
+        """Bring the record up to date: the token path does not."""
+        self._answer.record.output_tokens += self.num_tokens - self._num_counted
+        self._num_counted = self.num_tokens
+
     def _look(self, outbound: Outbound) -> None:
         """What rules have found, and an answer that is not what was asked for."""
         self._take_hits()
@@ -207,6 +245,7 @@ class Choice:
     def _first_text(self) -> None:
         """From here on only a writer that keeps all text until the end makes a second submission possible."""
         self._has_text = True
+        self._write = self._answer.writer.text_writer(self._index)
         if not self._answer.writer.take_back(self._index):  # there is nothing yet: only a question
             self.let_go()
 
@@ -222,11 +261,12 @@ class Choice:
         answer = self._answer
         self._is_second = True
         self._has_text = False
+        self._write = None
         assert self._call is not None, "the call was let go of"
         self._outbound = self._make(self._call)
         self._held_since_s = self.last_s = None
-        answer.record.output_tokens -= self.num_tokens
-        self.num_tokens = 0
+        answer.record.output_tokens -= self._num_counted
+        self.num_tokens = self._num_counted = 0
         try:
             self.submit(answer.engine)
         except HeadraceError:

@@ -21,6 +21,7 @@ from gateway.audit import Audit
 from gateway.client import Asker, Client
 from gateway.exchange import Exchange, require_json
 from gateway.frames import ChatShape, CompletionShape, Shape
+from gateway.json_writer import JsonWriter
 from gateway.keys import ApiKeys
 from gateway.live_rules import LiveRules
 from gateway.metrics import Metrics
@@ -32,7 +33,7 @@ from gateway.rules_version import RulesVersion
 from gateway.text_writers import NDJSON, PlainTextWriter
 from gateway.watch import OpenRequests
 from gateway.way_out import WayOut
-from gateway.writers import SSE, JsonWriter, SseWriter, Writer
+from gateway.writers import SSE, SseWriter, Writer
 from pipeline.errors import Draining, HeadraceError, Overloaded
 from pipeline.events import CONTENT
 from pipeline.inbound import InputRules, Ready

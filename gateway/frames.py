@@ -197,6 +197,26 @@ def text_template(shape: Shape, choice: Json, frame: Callable[[Json], bytes] = d
     return frame(shape.chunk([choice])).split(_encode(TEXT_MARK))
 
 
+class ContentFrames:
+    """The content of one choice of a stream, in frames that differ in the text alone: the token path."""
+
+    __slots__ = ("_after", "_before", "_kept", "_push", "num_frames")
+
+    def __init__(
+        self, around: Sequence[bytes], push: Callable[[bytes], None], kept: list[str] | None
+    ) -> None:
+        self._before, self._after = around
+        self._push = push
+        self._kept = kept
+        self.num_frames = 0
+
+    def write(self, text: str) -> None:
+        if self._kept is not None:
+            self._kept.append(text)
+        self.num_frames += 1
+        self._push(b"".join((self._before, json_string(text), self._after)))
+
+
 def usage_object(usage: Usage | None) -> dict[str, Json] | None:
     if usage is None:
         return None

@@ -11,6 +11,7 @@ No connection is needed, nobody waits for a head, and no heartbeat is kept: each
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from gateway.answer_logprobs import TokenTexts
@@ -83,15 +84,18 @@ class JournalWriter(SseWriter):
         usage = self._usage(timings)
         if usage:
             self._outlet.push(usage)
-        self.num_frames += 1
+        self._num_frames += 1
         self._outlet.end(DONE_EVENT)
 
     def fail(self, error: HeadraceError) -> None:
-        self.num_frames += 1
+        self._num_frames += 1
         self._outlet.end(failed_event(error))
 
     def ping(self) -> None:
         pass
+
+    def text_writer(self, index: int) -> WriteText | None:
+        return None if self._is_continuous else partial(self.text, index)
 
     def _text_into(self, choice: Any) -> WriteText:
         outlet = self._events

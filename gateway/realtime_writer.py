@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any, Final, Literal, Protocol
 
@@ -127,6 +128,9 @@ class RealtimeWriter:
         else:
             for piece in self._chunker.feed(text):
                 self._send_text(piece)
+
+    def text_writer(self, index: int) -> Callable[[str], None] | None:
+        return partial(self.text, index)
 
     def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
         if isinstance(event, ToolCallDelta):

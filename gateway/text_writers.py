@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from gateway.frames import json_line
@@ -75,6 +76,9 @@ class PlainTextWriter:
             self._kept.append(text)
         self.num_frames += 1
         self._outlet.push(encoded)
+
+    def text_writer(self, index: int) -> Callable[[str], None] | None:
+        return partial(self.text, index)
 
     def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
         if isinstance(event, ToolCallDelta):  # no tools were asked for; a parser of its own mind saw a call

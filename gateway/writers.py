@@ -1,5 +1,5 @@
-"""Hop 12: how an answer's events become a response body. SSE for streams, one JSON document otherwise; what
-clients that ask for plain text or JSON lines get is in `gateway/text_writers.py`.
+"""Hop 12: how an answer's events become a response body; here SSE. One JSON document is `json_writer.py`,
+what clients get that ask for plain text or JSON lines is in `text_writers.py`.
 
 A writer is called in order: `first`, then `text`, `delta` and `finished` per choice, then `end`; or `fail`
 at any time. The response head goes out with the first token or the first heartbeat, so that whatever fails
@@ -18,16 +18,16 @@ from gateway.frames import (
     DONE,
     PING,
     TEXT_MARK,
+    ContentFrames,
     Shape,
     data_frame,
-    json_bytes,
     json_string,
     text_template,
     usage_object,
 )
-from gateway.outlet import Body, Outlet
+from gateway.outlet import Body
 from gateway.record import RequestRecord
-from gateway.whole_message import WholeMessage, new_call_id
+from gateway.whole_message import new_call_id
 from pipeline.errors import HeadraceError
 from pipeline.events import CONTENT, Finish, TextDelta, ToolCallDelta
 from pipeline.values import Delivery
@@ -62,6 +62,12 @@ class Writer(Protocol):
 
     def text(self, index: int, text: str) -> None:
         """Content without logprobs: the token path."""
+
+    def text_writer(self, index: int) -> WriteText | None:
+        """What does as `text` for this choice; None: each `text` needs to find the record up to date.
+
+        Asked for when the choice has written something.
+        """
 
     def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
         """Anything that a choice says."""
@@ -121,8 +127,13 @@ class SseWriter:
         self._reasoning: list[WriteText | None] = [None] * num_choices
         self._arguments: list[WriteText | None] = [None] * num_choices
         self._kept: list[str] | None = [] if keeps_text else None
+        self._frames: list[ContentFrames] = []
         self._head_sent = False
-        self.num_frames = 0
+        self._num_frames = 0
+
+    @property
+    def num_frames(self) -> int:
+        return self._num_frames + sum([frames.num_frames for frames in self._frames])
 
     def first(self) -> None:
         self._send_head()
@@ -137,8 +148,16 @@ class SseWriter:
         if self._is_continuous:
             self._choice(self._shape.delta(index, text, None))
             return
-        self.num_frames += 1
+        self._num_frames += 1
         self._content[index](text)
+
+    def text_writer(self, index: int) -> WriteText | None:
+        if self._is_continuous:
+            return None
+        choice = self._shape.delta(index, TEXT_MARK, None)
+        around = text_template(self._shape, choice, self._frame)
+        self._frames.append(frames := ContentFrames(around, self._outlet.push, self._kept))
+        return frames.write
 
     def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
         if isinstance(event, ToolCallDelta):
@@ -154,7 +173,7 @@ class SseWriter:
         write = self._content[index] if channel == CONTENT else self._reasoning[index]
         if write is None:
             write = self._reasoning[index] = self._channel(index, channel)
-        self.num_frames += 1
+        self._num_frames += 1
         write(text)
 
     def finished(self, index: int, finish: Finish) -> None:
@@ -164,19 +183,19 @@ class SseWriter:
         return False
 
     def end(self, timings: Callable[[], dict[str, Any]]) -> None:
-        self.num_frames += 1
+        self._num_frames += 1
         self._outlet.end(self._usage(timings) + self._framing.done)
 
     def fail(self, error: HeadraceError) -> None:
         if not self._head_sent:
             send_error(self._outlet, error, self._record)
             return
-        self.num_frames += 1
+        self._num_frames += 1
         self._outlet.end(self._frame(stream_error(error)))
 
     def ping(self) -> None:
         self._send_head()
-        self.num_frames += 1
+        self._num_frames += 1
         self._outlet.push(self._framing.ping)
 
     def whole_text(self) -> str:
@@ -194,7 +213,7 @@ class SseWriter:
         if write is None:
             choice = self._shape.tool_call(index, event._replace(arguments=TEXT_MARK))
             write = self._arguments[index] = self._text_into(choice)
-        self.num_frames += 1
+        self._num_frames += 1
         write(event.arguments)
 
     def _channel(self, index: int, channel: str) -> WriteText:
@@ -222,7 +241,7 @@ class SseWriter:
         chunk = self._shape.chunk([choice])
         if self._delivery.continuous_usage:
             chunk["usage"] = usage_object(self._record.usage)
-        self.num_frames += 1
+        self._num_frames += 1
         self._outlet.push(self._frame(chunk))
 
     def _send_head(self) -> None:
@@ -230,55 +249,6 @@ class SseWriter:
             self._head_sent = True
             self._record.status = 200
             self._outlet.start(200, head(self._framing.headers, self._record))
-
-
-class JsonWriter:
-    """Collects the whole answer; nothing is sent before its end."""
-
-    def __init__(
-        self, outlet: Outlet, shape: Shape, texts: TokenTexts, record: RequestRecord, num_choices: int
-    ) -> None:
-        self._outlet = outlet
-        self._shape = shape
-        self._texts = texts
-        self._record = record
-        self._messages = [WholeMessage() for _ in range(num_choices)]
-        self._choices: list[Any] = [None] * num_choices
-        self.num_frames = 0
-
-    def first(self) -> None:
-        pass
-
-    def text(self, index: int, text: str) -> None:
-        self._messages[index].content.append(text)
-
-    def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
-        self._messages[index].add(event)
-
-    def finished(self, index: int, finish: Finish) -> None:
-        message = self._messages[index]
-        entries = message.logprobs
-        logprobs = None if entries is None else self._shape.logprobs(entries, self._texts)
-        self._choices[index] = self._shape.whole(index, message, logprobs, finish)
-
-    def take_back(self, index: int) -> bool:
-        self._messages[index] = WholeMessage()
-        return True
-
-    def whole_text(self) -> str:
-        return self._messages[0].text
-
-    def end(self, timings: Callable[[], dict[str, Any]]) -> None:
-        body = json_bytes(self._shape.document(self._choices, usage_object(self._record.usage)))
-        self._record.status = 200
-        self._outlet.start(200, [*head(JSON_HEADERS, self._record), (b"content-length", b"%d" % len(body))])
-        self._outlet.end(body)
-
-    def fail(self, error: HeadraceError) -> None:
-        send_error(self._outlet, error, self._record)
-
-    def ping(self) -> None:
-        pass
 
 
 def head(headers: Sequence[tuple[bytes, bytes]], record: RequestRecord) -> list[tuple[bytes, bytes]]:

@@ -9,13 +9,15 @@ Not here: which text belongs to which channel (`channels.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from filters.hit import Hit
 from filters.text_filter import TextFilter
 from pipeline.control_dropper import ControlDropper
 from pipeline.events import PositionLogprobs
 from pipeline.logprob_queue import LogprobQueue
+
+NO_STARTS: Final = frozenset[str]()
 
 
 class TextCheck(Protocol):
@@ -33,8 +35,8 @@ class ChannelText:
     """Text in, text that may leave out. `flush` ends it; after a block nothing more leaves.
 
     `ends_at_problem`: no text leaves that the check finds wrong. The owner then ends the choice.
-    `held`: raw characters that the filter holds. `is_new_hold`: the last feed began to hold, or what was held
-    before it has all left. `hits`: for the owner to take.
+    `is_new_hold`: the last feed began to hold, or what was held before it has all left. `hits`: for the owner
+    to take.
     """
 
     __slots__ = (
@@ -47,7 +49,6 @@ class ChannelText:
         "_queue",
         "blocked",
         "channel",
-        "held",
         "hits",
         "is_ended",
         "is_new_hold",
@@ -73,13 +74,30 @@ class ChannelText:
         self._escape = escape
         self._queue = queue
         self._hold_end = 0  # raw characters up to which the present hold reached when it began
-        self.held = 0
         self.is_new_hold = False
         self.hits: list[Hit] = []
         self.needs_look = False  # there are hits, a block or a problem; for the owner to reset
         self.is_ended = False
         self.blocked = False
         self.problem: str | None = None  # the check's; the text was cut before it
+
+    @property
+    def held(self) -> int:
+        """Raw characters that the filter holds."""
+        return 0 if self._filter is None else self._filter.held
+
+    @property
+    def filter_now(self) -> tuple[frozenset[str], TextFilter | None] | None:
+        """For who does without `feed`: of a text with none of these characters only this filter must know.
+
+        None: every text must be fed. After such a text: `note_hold` while something is held, `settle` when
+        the filter has found something.
+        """
+        starts = NO_STARTS if self._dropper is None else self._dropper.starts_now
+        is_bare = self._check is None and self._queue is None and self._escape is None
+        if starts is None or not is_bare or self.is_ended or self.blocked:
+            return None
+        return starts, self._filter
 
     def feed(self, text: str) -> str:
         """What may leave now."""
@@ -145,28 +163,30 @@ class ChannelText:
         text_filter = self._filter
         if text_filter is not None:
             text = text_filter.feed(text)
-            self.held = held = text_filter.held
             if self._queue is not None:
-                self._queue.num_held = held
-            if held:
-                released = text_filter.released
-                self.is_new_hold = released >= self._hold_end
-                if self.is_new_hold:
-                    self._hold_end = released + held
+                self._queue.num_held = text_filter.held
+            if text_filter.held:
+                self.note_hold(text_filter)
             if text_filter.hits or text_filter.blocked:
-                self._settle()
+                self.settle(text_filter)
         return text if self._escape is None else self._escape(text)
+
+    def note_hold(self, text_filter: TextFilter) -> bool:
+        """After a text of which the filter holds something: `is_new_hold`."""
+        released = text_filter.released
+        self.is_new_hold = is_new = released >= self._hold_end
+        if is_new:
+            self._hold_end = released + text_filter.held
+        return is_new
 
     def _decided(self, act: Callable[[], str]) -> str:
         text = act()
-        self._settle()
+        if self._filter is not None:
+            self.settle(self._filter)
         return text if self._escape is None else self._escape(text)
 
-    def _settle(self) -> None:
+    def settle(self, text_filter: TextFilter) -> None:
         """Take over what the filter found."""
-        text_filter = self._filter
-        assert text_filter is not None
-        self.held = text_filter.held
         self.blocked = text_filter.blocked
         self.needs_look = self.needs_look or self.blocked or bool(text_filter.hits)
         self.hits += text_filter.hits

@@ -72,6 +72,12 @@ class ControlDropper:
         self._is_ended = False
         self.held = 0
 
+    @property
+    def starts_now(self) -> frozenset[str] | None:
+        """A text with none of these characters passes as it is and changes nothing; None: it must be fed."""
+        is_idle = not (self._stack or self._state_before or self._is_ended)
+        return self._automaton.starts if is_idle else None
+
     def feed(self, text: str) -> str:
         """The text that can no longer be part of a control string."""
         if self._is_ended:

@@ -16,7 +16,7 @@ Not here: decoders that hardly any model has (`rare_detokenizers.py`).
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pipeline.decoder_kind import DecoderKind
@@ -26,15 +26,13 @@ from pipeline.rare_detokenizers import (
     RepeatDetokenizer,
     SuffixDetokenizer,
     WholeDetokenizer,
-    visible_tail,
+    lead_of,
 )
 from pipeline.vocabulary import Vocabulary
 
 __all__ = ["Detokenizer", "Piece", "Vocabulary", "open_detokenizer"]
 
 _ENDED: Final = b"\xff"
-# Where all of the last 1,024 ids of a longer prompt have no text, there is taken to be some before them.
-_NUM_PROMPT_IDS: Final = (4, 64, 1024)
 
 
 def open_detokenizer(
@@ -70,6 +68,11 @@ class ByteLevelDetokenizer:
     def is_mid_character(self) -> bool:
         """See `Detokenizer`."""
         return bool(self._held) and self._held is not _ENDED
+
+    @property
+    def texts_now(self) -> Mapping[int, str | None] | None:
+        """See `Detokenizer`."""
+        return None if self._held else self._texts
 
     def feed(self, ids: list[int]) -> str:
         """See `Detokenizer`."""
@@ -196,7 +199,7 @@ class MidTextDetokenizer:
         self._skip = skip_special_tokens
         self._texts = vocabulary.texts_without_special if skip_special_tokens else vocabulary.texts
         self._controls = vocabulary.controls
-        self._lead = self._lead_of(prompt_ids)
+        self._lead = lead_of(vocabulary, skip_special_tokens, prompt_ids)
         self._run: list[int] = []  # byte tokens, and what the decoder doesn't see between and after them
         self._tail = b""
         self._is_broken = False  # in a run that has been broken
@@ -207,6 +210,11 @@ class MidTextDetokenizer:
     def is_mid_character(self) -> bool:
         """See `Detokenizer`."""
         return bool(self._run)
+
+    @property
+    def texts_now(self) -> Mapping[int, str | None] | None:
+        """See `Detokenizer`."""
+        return self._texts if self._is_direct else None
 
     def feed(self, ids: list[int]) -> str:
         """See `Detokenizer`."""
@@ -300,16 +308,6 @@ class MidTextDetokenizer:
             self._lead = None
             self._is_direct = True
         return text
-
-    def _lead_of(self, prompt_ids: Sequence[int]) -> list[int] | None:
-        """The prompt's tokens if they have no text. Its end, looked at in growing steps, mostly has some."""
-        for num_ids in _NUM_PROMPT_IDS:
-            lead = visible_tail(self._vocabulary, self._skip, prompt_ids, num_ids)
-            if self._vocabulary.decode(lead):
-                return None
-            if num_ids >= len(prompt_ids):
-                return lead
-        return None
 
 
 _KINDS: Final[dict[DecoderKind, Callable[[Vocabulary, bool, Sequence[int]], Detokenizer]]] = {

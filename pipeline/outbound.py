@@ -11,10 +11,12 @@ Not here: which stages a request has (`outbound_plan.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from filters.hit import Hit
+from filters.text_filter import TextFilter
+from pipeline.channel_text import NO_STARTS
 from pipeline.channels import Channels
 from pipeline.errors import HeadraceError
 from pipeline.events import CONTENT, Event, TextDelta
@@ -39,14 +41,19 @@ class Outbound:
         "_content",
         "_detokenizer",
         "_entries",
+        "_filter",
         "_hides_stop",
-        "_is_plain",
         "_num_free",
         "_queue",
+        "_starts",
         "_stops",
+        "_texts",
         "_units",
         "ended_here",
         "finish",
+        "is_new_hold",
+        "is_plain",
+        "needs_look",
     )
 
     def __init__(
@@ -63,7 +70,15 @@ class Outbound:
         self._stops = stops
         self._hides_stop = not include_stop
         self._queue = queue
-        self._is_plain = not channels.has_parser and (stops is None or not stops.num_exempt_tokens)
+        # All is content, and it does not matter which id made which text: `feed_text` may be used.
+        self.is_plain = not channels.has_parser and (stops is None or not stops.num_exempt_tokens)
+        self.needs_look = False  # after `feed_text`: `look`
+        self.is_new_hold = False  # the last feed began to hold, or what was held before it has all left
+        # While nothing is under way: the text of an id, the characters for which it must be fed, what else
+        # must see it.
+        self._texts: Mapping[int, str | None] | None = None
+        self._starts: frozenset[str] = NO_STARTS
+        self._filter: TextFilter | None = None
         self._units: deque[tuple[str, Sequence[int]]] = deque()  # the stop matcher holds a part of their text
         self._num_free = 0  # characters of them that it does not
         self._entries: deque[TokenLogprobs] = deque()  # of ids that are not yet whole characters
@@ -78,20 +93,13 @@ class Outbound:
         logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> Sequence[Event]:
         """What may leave now. `finish`, `stop` and `logprobs` as in `pipeline.ports.Sink.tokens`."""
-        if finish is None and logprobs is None and self._is_plain and self.finish is None:
-            content, stops = self._content, self._stops  # the token path
-            text = self._detokenizer.feed(ids)
-            if stops is not None:
-                text = stops.feed(text, len(ids))
-            text = content.feed(text)
-            if not content.needs_look and (stops is None or stops.matched is None):
-                return (TextDelta(CONTENT, text),) if text else NOTHING
-            self._channels.add_content(text)
-            self._end_if_over()
-            if stops is not None and stops.matched is not None:
-                self._close("stop", stops.matched)
-            return self._channels.take_events()
         assert self.finish is None, "fed after its end"
+        if finish is None and logprobs is None and self.is_plain:
+            text = self.feed_text(ids)
+            if self.needs_look:
+                return self.look(text)
+            return (TextDelta(CONTENT, text),) if text else NOTHING
+        self._texts = None
         if finish == "stop" and self._hides_stop:
             ids = ids[:-1]  # the token that stopped it is not shown, as in vLLM
         self._decode(ids, logprobs)
@@ -99,6 +107,54 @@ class Outbound:
             if self.finish is None:
                 self._engine_ended(FINISH[finish], stop)
             self.ended_here = False
+        self.is_new_hold = self._channels.active.is_new_hold
+        return self._channels.take_events()
+
+    def feed_text(self, ids: list[int]) -> str:
+        """The token path, while `is_plain`: the content that may leave now. What else follows is in `look`.
+
+        Mostly nothing is under way but in the filter. Then the other stages are not even touched: with many
+        streams what costs is not work but how many objects a token finds cold.
+        """
+        texts = self._texts
+        if texts is None or len(ids) != 1:
+            return self._feed_text(ids)
+        text = texts[ids[0]]
+        if not text or not self._starts.isdisjoint(text):
+            return self._feed_text(ids)
+        text_filter = self._filter
+        if text_filter is None:
+            return text
+        text = text_filter.feed(text)
+        self.is_new_hold = text_filter.held > 0 and self._content.note_hold(text_filter)
+        if text_filter.hits or text_filter.blocked:
+            self._content.settle(text_filter)
+            self.needs_look = True
+        return text
+
+    def _feed_text(self, ids: list[int]) -> str:
+        """The same through all stages."""
+        assert self.finish is None, "fed after its end"
+        content, stops = self._content, self._stops
+        text = self._detokenizer.feed(ids)
+        if stops is not None:
+            text = stops.feed(text, len(ids))
+        text = content.feed(text)
+        self.is_new_hold = content.is_new_hold
+        self.needs_look = content.needs_look or (stops is not None and stops.matched is not None)
+        now = content.filter_now if stops is None else None
+        self._texts = None if now is None else self._detokenizer.texts_now
+        if now is not None:
+            self._starts, self._filter = now
+        return text
+
+    def look(self, text: str = "") -> Sequence[Event]:
+        """What follows from what the stages have found. `text`: content that came with it, and first."""
+        self.needs_look = False
+        self._channels.add_content(text)
+        self._end_if_over()
+        if self._stops is not None and self._stops.matched is not None:
+            self._close("stop", self._stops.matched)
         return self._channels.take_events()
 
     def expire(self) -> Sequence[Event]:
@@ -130,11 +186,6 @@ class Outbound:
     def num_held(self) -> int:
         """Raw characters that wait for the verdict of a filter now."""
         return self._channels.active.held
-
-    @property
-    def is_new_hold(self) -> bool:
-        """The last feed began to hold, or what was held before it has all left."""
-        return self._channels.active.is_new_hold
 
     @property
     def waits_for_parser(self) -> bool:
@@ -229,5 +280,6 @@ class Outbound:
         if self.finish is not None:
             return
         self.ended_here = True
+        self._texts = None
         last = self._channels.end(finish, stop_reason)
         self.finish = finish if last is None else last.reason

@@ -29,6 +29,13 @@ class Detokenizer(Protocol):
     def is_mid_character(self) -> bool:
         """Whether ids were taken whose text is still uncertain."""
 
+    @property
+    def texts_now(self) -> Mapping[int, str | None] | None:
+        """What `feed` would return for one id, None for an id that must be fed; None: every id must be.
+
+        Stays as it is until ids are fed or the stream is flushed.
+        """
+
     def feed(self, ids: list[int]) -> str:
         """The text that became certain with these ids; ids beyond the vocabulary add nothing."""
 

@@ -17,11 +17,26 @@ from pipeline.vocabulary import Vocabulary
 ENDED: Final = "the detokenizer was flushed; a stream ends once"
 
 _NUM_CONTEXT_IDS: Final = 64  # of a prompt
+# Where all of the last 1,024 ids of a longer prompt have no text, there is taken to be some before them.
+_NUM_PROMPT_IDS: Final = (4, 64, 1024)
 
 
 def visible_tail(vocabulary: Vocabulary, skip: bool, ids: Sequence[int], num_ids: int) -> list[int]:
     """Those of the last ids that the decoder sees."""
     return [token_id for token_id in ids[-num_ids:] if vocabulary.is_visible(token_id, skip)]
+
+
+def lead_of(vocabulary: Vocabulary, skip: bool, prompt_ids: Sequence[int]) -> list[int] | None:
+    """A prompt's tokens if they have no text, else None. Its end, looked at in growing steps, mostly has
+    some.
+    """
+    for num_ids in _NUM_PROMPT_IDS:
+        lead = visible_tail(vocabulary, skip, prompt_ids, num_ids)
+        if vocabulary.decode(lead):
+            return None
+        if num_ids >= len(prompt_ids):
+            return lead
+    return None
 
 
 class _RareDetokenizer(ABC):
@@ -41,6 +56,11 @@ class _RareDetokenizer(ABC):
     def is_mid_character(self) -> bool:
         """See `Detokenizer`."""
         return False
+
+    @property
+    def texts_now(self) -> None:
+        """See `Detokenizer`."""
+        return None
 
     def feed(self, ids: list[int]) -> str:
         """See `Detokenizer`."""

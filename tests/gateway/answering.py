@@ -13,10 +13,11 @@ from filters.stream import CompiledRules
 from gateway.answer import Answer, AnswerLimits, Choice
 from gateway.audit import Audit
 from gateway.frames import ChatShape, CompletionShape, Shape
+from gateway.json_writer import JsonWriter
 from gateway.metrics import Metrics
 from gateway.outlet import Message, Outlet
 from gateway.record import RequestRecord
-from gateway.writers import JsonWriter, SseWriter, Writer
+from gateway.writers import SseWriter, Writer
 from pipeline.errors import HeadraceError
 from pipeline.events import CONTENT, Fragment
 from pipeline.outbound import Outbound

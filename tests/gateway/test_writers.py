@@ -12,9 +12,10 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.frames import ChatShape, data_frame, json_bytes
+from gateway.json_writer import JsonWriter
 from gateway.outlet import Outlet
 from gateway.record import RequestRecord
-from gateway.writers import JsonWriter, SseWriter, Writer, send_error
+from gateway.writers import SseWriter, Writer, send_error
 from pipeline.errors import BadKey, QueueFull
 from pipeline.events import CONTENT, REASONING, Finish, PositionLogprobs, TextDelta, ToolCallDelta
 from pipeline.values import Delivery, Dropped, TokenLogprobs
