@@ -128,11 +128,9 @@ class Answer:
             record.first = first
             self.writer.first()
 
-    def on_usage(self, index: int, usage: TextUsage, num_tokens: int) -> None:
-        """What a server of text has counted for a choice; `num_tokens` were counted here."""
+    def on_usage(self, index: int, usage: TextUsage) -> None:
+        """What a server of text has counted of a choice's prompt."""
         record, prompt = self.record, self._prompts[index]
-        if usage.completion_tokens is not None:
-            record.output_tokens += usage.completion_tokens - num_tokens
         if usage.prompt_tokens is not None and prompt in self._new_prompts:
             self._new_prompts.remove(prompt)
             record.prompt_tokens += usage.prompt_tokens

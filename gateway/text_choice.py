@@ -30,7 +30,7 @@ class TextChoice(Choice):
         answer, outbound = self._answer, self._outbound
         self._came(now_s)
         self.num_tokens += num_tokens
-        answer.record.output_tokens += num_tokens
+        self._count()
         events = outbound.feed(fragments, num_tokens)
         if outbound.is_new_hold:
             self._held_since_s = now_s
@@ -43,7 +43,10 @@ class TextChoice(Choice):
         """`pipeline.ports.TextSink.ended`."""
         answer, outbound = self._answer, self._outbound
         self._came(now_s)
-        answer.on_usage(self._index, usage, self.num_tokens)
+        if usage.completion_tokens is not None:
+            self.num_tokens = usage.completion_tokens
+        self._count()
+        answer.on_usage(self._index, usage)
         if usage.reasoning_tokens is not None:
             outbound.num_reasoning_tokens = usage.reasoning_tokens
         self._deliver(outbound.end(finish, stop), now_s)
