@@ -65,14 +65,18 @@ def run_info_of(
 
 
 def steady_window(samples: Sequence[Sample]) -> tuple[float, float | None]:
-    """From when the first measured request was sent until after the last one was: then the load drains."""
-    sent_s = [sample.sent_s for sample in samples if not sample.is_warm_up and sample.error != INTERRUPTED]
+    """From when the first measured request was sent until after the last one was: then the load drains.
+
+    A load that was cut off does not drain.
+    """
+    sent_s = [sample.sent_s for sample in samples if not sample.is_warm_up]
     if not sent_s:
         return 0.0, None
     first_s, last_s = min(sent_s), max(sent_s)
     end_s = max(sample.ended_s or 0.0 for sample in samples)
-    is_steady = last_s - first_s >= _MIN_STEADY_SHARE * (end_s - first_s)
-    return first_s, math.nextafter(last_s, math.inf) if is_steady else None
+    is_cut_off = any(sample.error == INTERRUPTED for sample in samples)
+    drains = not is_cut_off and last_s - first_s >= _MIN_STEADY_SHARE * (end_s - first_s)
+    return first_s, math.nextafter(last_s, math.inf) if drains else None
 
 
 def _options_in_words(options: BenchOptions, prepared: Prepared) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from tests.stack import Gateway
 from tests.tokenizers import tokenizer_folder
 
 TWO_PROMPTS = Path(__file__).with_name("two_prompts.jsonl")
-STEP_MS = 4.0
+STEP_MS = 10.0
 
 
 async def start(*flags: str) -> asyncio.subprocess.Process:
@@ -81,11 +81,13 @@ async def test_a_load_on_a_gateway_is_told_exactly(gateway: Gateway, tmp_path: P
     assert gateway.url in out
     assert "30 ok, 0 failed" in out
     assert page.read_text().startswith("<!doctype html>")
-    # The client sees what the server says of the same requests: no clock of this test is asked.
-    tpots_ms = [(each["frames_s"][-1] - each["frames_s"][0]) * 1e3 / 23 for each in samples]
-    ratios = [tpot / each["timings"]["tpot_ms"] for tpot, each in zip(tpots_ms, samples, strict=True)]
-    assert 0.7 < median(ratios) < 1.4
-    assert median(each["timings"]["tpot_ms"] for each in samples) >= 0.9 * STEP_MS
+    # The client sees what the server says of the same requests: no clock of this test is asked, and a busy
+    # machine may join steps.
+    off_ms = [
+        (each["frames_s"][-1] - each["frames_s"][0]) * 1e3 / 23 - each["timings"]["tpot_ms"]
+        for each in samples
+    ]
+    assert abs(median(off_ms)) < STEP_MS / 2
     for each in samples:
         assert (each["ended_s"] - each["sent_s"]) * 1e3 >= 0.95 * each["timings"]["total_ms"]
 
