@@ -103,7 +103,7 @@ def report_goals(report: Report, loop: str, medians: Mapping[str, Mapping[str, f
 
 
 def measure(report: Report, port: int, folder: Path, arguments: argparse.Namespace) -> None:
-    num_rounds, num_requests, output_tokens = (1, 48, 32) if arguments.quick else (3, 160, 64)
+    num_rounds, num_requests, output_tokens = (1, 48, 32) if arguments.quick else (3, 96, 64)
     seeds = itertools.count(1)
     common = (port, folder / "prompts.jsonl", num_requests, output_tokens)
     loads = {"closed": Load(*common, concurrency=8)}
