@@ -31,7 +31,7 @@ class Call:
     """
 
     __slots__ = (
-        *("_body", "_connection", "_head", "_head_s", "_is_paused", "_on_stale", "_timer", "_was_stale"),
+        *("_body", "_connection", "_head", "_head_s", "_is_paused", "_on_stale", "_timer"),
         *("is_bodiless", "is_over", "opening", "origin", "receiver"),
     )
 
@@ -55,7 +55,6 @@ class Call:
         self._connection: HttpConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_paused = False
-        self._was_stale = False
 
     # -- who sent it -----------------------------------------------------------------------------------------
 
@@ -113,8 +112,7 @@ class Call:
 
     def failed(self, message: str, began: bool) -> None:
         connection = self._connection
-        if not began and not self._was_stale and connection is not None and connection.num_ended:
-            self._was_stale = True
+        if not began and connection is not None and connection.num_ended:  # once: a fresh one has ended none
             self._connection = None
             self._stop_timer()
             self._on_stale(self)
@@ -148,7 +146,7 @@ def head_of(origin: Origin, request: HttpRequest) -> bytes:
     lines = [f"{request.method} {request.target} HTTP/1.1".encode("ascii"), b"host: " + origin.host_header]
     if request.body or request.method not in _LENGTHLESS:
         lines.append(b"content-length: %d" % len(request.body))
-    lines += [b"%b: %b" % (name, value) for name, value in request.headers if name not in _OWN]
+    lines += [name + b": " + value for name, value in request.headers if name not in _OWN]
     head = b"\r\n".join(lines)
     if (
         lines[0].count(b" ") != 2

@@ -84,14 +84,11 @@ class HttpClient:
         """The whole response, of any status. Raises `HttpFault`, `HttpTimeout` after `limit_s`."""
         whole = _Whole(origin, max_bytes)
         call = self.send(origin, request, whole)
+        timer = asyncio.get_running_loop().call_later(limit_s, whole.late, limit_s)
         try:
-            async with asyncio.timeout(limit_s):
-                return await whole.response
-        except TimeoutError:
-            raise HttpTimeout(
-                f"{name_of(origin)} has not answered in full within {limit_s:g} s", whole.has_begun
-            ) from None
+            return await whole.response
         finally:
+            timer.cancel()
             call.abort()
 
     async def close(self) -> None:
@@ -213,7 +210,6 @@ class _Whole:
 
     def __init__(self, origin: Origin, max_bytes: int) -> None:
         self.response: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
-        self.has_begun = False
         self._origin = origin
         self._max_bytes = max_bytes
         self._status = 0
@@ -222,7 +218,6 @@ class _Whole:
         self._num_bytes = 0
 
     def begun(self, status: int, headers: Headers) -> None:
-        self.has_begun = True
         self._status, self._headers = status, headers
 
     def data(self, data: bytes) -> None:
@@ -241,6 +236,10 @@ class _Whole:
     def ended(self) -> None:
         if not self.response.done():
             self.response.set_result(HttpResponse(self._status, self._headers, b"".join(self._parts)))
+
+    def late(self, limit_s: float) -> None:
+        name = name_of(self._origin)
+        self.failed(HttpTimeout(f"{name} has not answered in full within {limit_s:g} s", bool(self._status)))
 
     def failed(self, fault: HttpFault) -> None:
         if not self.response.done():
