@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from backend.address import AddressError
 from gateway.settings_field import ALL, GATEWAY, About
 
 
@@ -61,7 +60,8 @@ def check_upstreams(upstream: Upstream) -> Iterator[str]:
     yield from check_tokenizers(upstream.tokenizer)
     if not upstream.upstream:
         return
-    from backend.upstream_address import parse_upstream  # takes 20 ms
+    from backend.address import AddressError  # with asyncio, which no --help needs
+    from backend.upstream_address import parse_upstream
 
     for address in upstream.upstream:
         try:
