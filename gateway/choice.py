@@ -245,9 +245,10 @@ class Choice:
     def _first_text(self) -> None:
         """From here on only a writer that keeps all text until the end makes a second submission possible."""
         self._has_text = True
-        self._write = self._answer.writer.text_writer(self._index)
-        if not self._answer.writer.take_back(self._index):  # there is nothing yet: only a question
+        writer = self._answer.writer
+        if not writer.take_back(self._index):  # there is nothing yet: only a question
             self.let_go()
+        self._write = writer.text_writer(self._index)
 
     def _end(self, finish: Finish, now_s: float) -> None:
         self.let_go()

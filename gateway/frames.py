@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.answer_logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from gateway.outlet import Body
 from gateway.whole_message import WholeMessage
 from pipeline.events import CONTENT, REASONING, Finish, PositionLogprobs, ToolCallDelta
 from pipeline.values import Dropped, Usage
@@ -200,13 +201,11 @@ def text_template(shape: Shape, choice: Json, frame: Callable[[Json], bytes] = d
 class ContentFrames:
     """The content of one choice of a stream, in frames that differ in the text alone: the token path."""
 
-    __slots__ = ("_after", "_before", "_kept", "_push", "num_frames")
+    __slots__ = ("_after", "_before", "_kept", "_outlet", "num_frames")
 
-    def __init__(
-        self, around: Sequence[bytes], push: Callable[[bytes], None], kept: list[str] | None
-    ) -> None:
+    def __init__(self, around: Sequence[bytes], outlet: Body, kept: list[str] | None) -> None:
         self._before, self._after = around
-        self._push = push
+        self._outlet = outlet
         self._kept = kept
         self.num_frames = 0
 
@@ -214,7 +213,7 @@ class ContentFrames:
         if self._kept is not None:
             self._kept.append(text)
         self.num_frames += 1
-        self._push(b"".join((self._before, json_string(text), self._after)))
+        self._outlet.push(b"".join((self._before, json_string(text), self._after)))
 
 
 def usage_object(usage: Usage | None) -> dict[str, Json] | None:

@@ -156,7 +156,7 @@ class SseWriter:
             return None
         choice = self._shape.delta(index, TEXT_MARK, None)
         around = text_template(self._shape, choice, self._frame)
-        self._frames.append(frames := ContentFrames(around, self._outlet.push, self._kept))
+        self._frames.append(frames := ContentFrames(around, self._outlet, self._kept))
         return frames.write
 
     def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
