@@ -5,15 +5,13 @@ Names follow OpenTelemetry's gen_ai conventions where one exists.
 With several processes prometheus_client keeps the values in files of PROMETHEUS_MULTIPROC_DIR (set by the
 supervisor before this module is imported), and `/metrics` of any process shows the sum.
 
-What happens once per token is counted in plain lists (`HotHistogram`, 0.2 us) and moved into
-prometheus_client once a second and at each scrape: an `observe` of its own costs 1.5 us with locks and
-label look-ups.
+What happens once per token or once per request is counted in plain numbers (`gateway/hot_metrics.py`) and
+moved into prometheus_client once a second and at each scrape.
 """
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -21,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from backend.pool import WorkerStatus
 from backend.replica import READY
+from gateway.hot_metrics import HotCounts, HotHistogram
 
 # Stages of ours take tens of microseconds to milliseconds; prefill takes seconds.
 STAGE_BUCKETS_S: Final = (
@@ -41,30 +40,23 @@ MODEL_LABEL: Final = "gen_ai_request_model"
 GaugeMode = Literal["livesum", "livemax", "livemin", "livemostrecent"]  # over several processes
 
 
-class HotHistogram:
-    """Counts observations without prometheus_client; `flush` moves them into `target`."""
+class ModelFigures:
+    """What is observed once for each request of one model."""
 
-    __slots__ = ("_bounds", "_counts", "_sum", "_target")
+    __slots__ = ("duration", "input_tokens", "output_tokens", "queue", "tpot", "ttft")
 
-    def __init__(self, bounds: Sequence[float], target: Histogram) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-        self._target = target
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        requests, sizes = REQUEST_BUCKETS_S, SIZE_BUCKETS_TOKENS
+        self.duration = HotHistogram(requests, metrics.duration.labels(model))
+        self.ttft = HotHistogram(requests, metrics.ttft.labels(model))
+        self.tpot = HotHistogram(TOKEN_BUCKETS_S, metrics.tpot.labels(model))
+        self.queue = HotHistogram(requests, metrics.queue.labels(model))
+        self.input_tokens = HotHistogram(sizes, metrics.tokens.labels(model, "input"))
+        self.output_tokens = HotHistogram(sizes, metrics.tokens.labels(model, "output"))
 
     def flush(self) -> None:
-        """prometheus_client has no public way to add many observations; its buckets are `inc`-able values."""
-        counts, self._counts = self._counts, [0] * len(self._counts)
-        total, self._sum = self._sum, 0.0
-        for bucket, count in zip(self._target._buckets, counts, strict=True):
-            if count:
-                bucket.inc(count)
-        if total:
-            self._target._sum.inc(total)
+        for name in self.__slots__:
+            getattr(self, name).flush()
 
 
 class Metrics:
@@ -76,6 +68,24 @@ class Metrics:
         self._latencies()
         self._counters()
         self._gauges()
+        self.counts = HotCounts[tuple[Counter, tuple[str, ...]]](lambda key: key[0].labels(*key[1]))
+        self._models: dict[str, ModelFigures] = {}
+        self._stages: dict[str, HotHistogram] = {}
+
+    def of_model(self, model: str) -> ModelFigures:
+        """What is observed of this model's requests, until `flush`."""
+        figures = self._models.get(model)
+        if figures is None:
+            figures = self._models[model] = ModelFigures(self, model)
+        return figures
+
+    def stage_took(self, stage: str, seconds: float) -> None:
+        """One of our own stages has ended."""
+        histogram = self._stages.get(stage)
+        if histogram is None:
+            histogram = HotHistogram(STAGE_BUCKETS_S, self.stage.labels(stage))
+            self._stages[stage] = histogram
+        histogram.observe(seconds)
 
     def _histogram(self, name: str, help_: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(name, help_, labels, buckets=buckets, registry=self.registry)
@@ -193,8 +203,12 @@ class Metrics:
                 self.workers[name].labels(worker).set(getattr(status, name))
 
     def flush(self) -> None:
-        """Move what was counted per token to where a scrape sees it."""
-        self.gaps.flush()
+        """Move what was counted per token and per request to where a scrape sees it."""
+        self.counts.flush()
+        for histogram in (self.gaps, *self._stages.values()):
+            histogram.flush()
+        for figures in self._models.values():
+            figures.flush()
 
 
 WORKER_GAUGES: Final = {

@@ -148,25 +148,28 @@ class RequestRecord:
 
     def count(self, metrics: Metrics, now_s: float) -> None:
         """Add this request to the metrics, once, at its end."""
-        metrics.requests.labels(self.route, str(self.status), self.ended).inc()
+        add = metrics.counts.add
+        add((metrics.requests, (self.route, str(self.status), self.ended)))
         for name, seconds in self.stages_s.items():
-            metrics.stage.labels(name).observe(seconds)
+            metrics.stage_took(name, seconds)
         metrics.note_held(self.held_peak)
         if not self.model:
             return
-        metrics.duration.labels(self.model).observe(now_s - self.started_s)
-        metrics.tokens.labels(self.model, "input").observe(self.prompt_tokens)
-        metrics.tokens.labels(self.model, "output").observe(self.output_tokens)
-        metrics.cached_tokens.labels(self.model).inc(self.cached_tokens)
+        labels, figures = (self.model,), metrics.of_model(self.model)
+        figures.duration.observe(now_s - self.started_s)
+        figures.input_tokens.observe(self.prompt_tokens)
+        figures.output_tokens.observe(self.output_tokens)
+        add((metrics.cached_tokens, labels), self.cached_tokens)
         if self.dropped is not None:
-            metrics.dropped_messages.labels(self.model).inc(self.dropped.num_messages)
-            metrics.dropped_tokens.labels(self.model).inc(self.dropped.num_tokens)
-        if self.ttft_s is not None:
-            metrics.ttft.labels(self.model).observe(self.ttft_s)
+            add((metrics.dropped_messages, labels), self.dropped.num_messages)
+            add((metrics.dropped_tokens, labels), self.dropped.num_tokens)
+        if self.first_token_s is not None:
+            figures.ttft.observe(self.first_token_s - self.started_s)
         if self.first is not None:
-            metrics.queue.labels(self.model).observe(self.first.queue_ms / 1e3)
-        if self.tpot_s is not None:
-            metrics.tpot.labels(self.model).observe(self.tpot_s)
+            figures.queue.observe(self.first.queue_ms / 1e3)
+        tpot_s = self.tpot_s
+        if tpot_s is not None:
+            figures.tpot.observe(tpot_s)
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -46,6 +46,12 @@ class OpenRequests:
 
     async def watch(self, publish: Callable[[], None], looks: Sequence[Callable[[float], None]] = ()) -> None:
         """Runs until it is cancelled. `publish` brings gauges up to date, `looks` watch over other things."""
+        try:
+            await self._watch(publish, looks)
+        finally:
+            self._metrics.flush()  # what other processes show of this one when it has ended
+
+    async def _watch(self, publish: Callable[[], None], looks: Sequence[Callable[[float], None]]) -> None:
         periods = 0
         while True:
             await asyncio.sleep(PERIOD_S)

@@ -78,7 +78,7 @@ class Service:
         self.encoders = Encoders(num_threads=1)
         needs = NeedServer(self.encoders, self.store.pool, wait_limit_s=5.0)
         self.models = Models(InboundOptions(), self.store, needs, self.encoders.executor)
-        self.next_turns = NextTurns(needs, self.encoders, remember_answers)
+        self.next_turns = NextTurns(needs, self.encoders, remember_answers, gather_s=0.0)
         self.flow = Flow(
             engine=self.engine,
             models=self.models,
@@ -129,6 +129,7 @@ class Service:
         return self._log.getvalue()
 
     def sample(self, name: str, **labels: str) -> float:
+        self.metrics.flush()
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 

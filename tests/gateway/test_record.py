@@ -83,6 +83,7 @@ def test_what_a_context_policy_dropped_is_told_everywhere() -> None:
     assert (fields["dropped_messages"], fields["dropped_tokens"]) == (4, 1234)
     metrics = Metrics()
     one.count(metrics, 101.0)
+    metrics.flush()
     value = metrics.registry.get_sample_value
     assert value("headrace_context_dropped_messages_total", {MODEL_LABEL: "m"}) == 4
     assert value("headrace_context_dropped_tokens_total", {MODEL_LABEL: "m"}) == 1234
@@ -100,6 +101,7 @@ def test_where_nothing_was_dropped_nothing_is_told() -> None:
     assert (fields["dropped_messages"], fields["dropped_tokens"]) == (0, 0)
     metrics = Metrics()
     one.count(metrics, 101.0)
+    metrics.flush()
     labels = {MODEL_LABEL: "m"}
     assert metrics.registry.get_sample_value("headrace_context_dropped_tokens_total", labels) is None
 
@@ -108,6 +110,7 @@ def test_a_refused_request_counts_without_a_model() -> None:
     """A model's name that a client made up must not become a label."""
     metrics = Metrics()
     record(status=404, ended="model_not_found", stages_s={"parse": 0.001}).count(metrics, 101.0)
+    metrics.flush()
     value = metrics.registry.get_sample_value
     labels = {"route": "/v1/completions", "status": "404", "ended": "model_not_found"}
     assert value("headrace_requests_total", labels) == 1
@@ -121,6 +124,7 @@ def test_an_answered_request_counts_everything() -> None:
     one.first, one.first_token_s, one.last_token_s = FirstToken(queue_ms=500), 101.0, 103.0
     one.held_peak = 6
     one.count(metrics, 104.0)
+    metrics.flush()
     value = metrics.registry.get_sample_value
     for kind, num in (("input", 9), ("output", 5)):
         assert value("gen_ai_client_token_usage_sum", {MODEL_LABEL: "m", "gen_ai_token_type": kind}) == num

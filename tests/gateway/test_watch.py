@@ -222,3 +222,13 @@ async def test_a_look_that_is_added_later_is_taken_too(
     await asyncio.wait_for(looked.wait(), 5)
     task.cancel()
     await asyncio.wait([task])
+
+
+async def test_what_was_counted_last_is_kept_when_the_clock_ends() -> None:
+    metrics = Metrics()
+    task = asyncio.create_task(OpenRequests(metrics).watch(lambda: None))
+    await asyncio.sleep(0)
+    metrics.stage_took("parse", 0.001)
+    task.cancel()
+    await asyncio.wait([task])
+    assert metrics.registry.get_sample_value("headrace_stage_seconds_count", {"stage": "parse"}) == 1
