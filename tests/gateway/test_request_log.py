@@ -82,3 +82,32 @@ def test_closed_pipe_loses_lines_and_counts_them() -> None:
         stream.close()
     except BrokenPipeError:
         assert stream.closed
+
+
+class CountingStream(io.StringIO):
+    """Counts how often it was written to."""
+
+    num_writes = 0
+
+    def write(self, text: str) -> int:
+        self.num_writes += 1
+        return super().write(text)
+
+
+def test_lines_that_come_together_leave_together_and_in_order() -> None:
+    stream = CountingStream()
+    log = RequestLog(stream)
+    for number in range(100):
+        log.write({"id": number})
+    log.flush()
+    assert [json.loads(line)["id"] for line in stream.getvalue().splitlines()] == list(range(100))
+    assert stream.num_writes < 100
+
+
+def test_flush_waits_for_what_came_before_it_only() -> None:
+    stream = io.StringIO()
+    log = RequestLog(stream)
+    for number in range(3):
+        log.write({"id": number})
+        log.flush()
+        assert len(stream.getvalue().splitlines()) == number + 1
