@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from filters.rules import Rule
+from gateway.next_turns import BATCH_TURNS
 from pipeline.encoding import MAX_INLINE_CHARACTERS
 from pipeline.needs import Encode
 from pipeline.values import ChatRequest, Delivery, Generation
@@ -35,7 +36,7 @@ async def answered(made: Service, body: dict[str, Any], *texts: str, path: str =
     made.engine.streams[number].say(texts[-1], "stop")
     await asyncio.wait_for(task, 5)
     assert request.client.status == 200
-    await asyncio.gather(*made.next_turns._tasks)
+    await until(lambda: made.next_turns.is_idle)
     return request.client.body.decode()
 
 
@@ -91,7 +92,7 @@ async def test_other_answers_cost_nothing(options: dict[str, Any], path: str, bo
         for stream in made.engine.streams:
             stream.say(LONG, "stop")
         await asyncio.wait_for(task, 5)
-        assert not made.next_turns._tasks
+        assert made.next_turns.is_idle
         assert made.store.cache.num_entries == num_entries
 
 
@@ -103,7 +104,7 @@ async def test_answer_that_was_broken_off_is_not_learned() -> None:
         made.engine.streams[0].say(LONG)
         request.disconnect()
         await asyncio.wait_for(task, 5)
-        assert not made.next_turns._tasks
+        assert made.next_turns.is_idle
 
 
 async def test_nothing_is_learned_while_others_wait_for_a_tokenizer() -> None:
@@ -121,7 +122,7 @@ async def test_template_that_takes_no_such_chat_harms_nothing() -> None:
             MODEL, HISTORY, Generation({}), Delivery(), chat_template_kwargs={"tokenize": 1}
         )
         made.next_turns.learn(model, refusing, LONG)
-        await asyncio.gather(*made.next_turns._tasks)
+        await until(lambda: made.next_turns.is_idle)
         assert await answered(made, {"prompt": "a"}, "b", path=RAW)
 
 
@@ -136,7 +137,7 @@ async def test_fault_in_learning_is_logged_without_text(
 
         monkeypatch.setattr(model.inbound, "learn", broken)
         made.next_turns.learn(model, ChatRequest(MODEL, HISTORY, Generation({}), Delivery()), LONG)
-        await asyncio.gather(*made.next_turns._tasks)
+        await until(lambda: made.next_turns.is_idle)
         assert "unexpected RuntimeError" in caplog.text
         assert "A river" not in caplog.text
 
@@ -145,6 +146,34 @@ async def test_stop_leaves_nothing_under_way() -> None:
     async with service() as made:
         model = made.models.get(MODEL)
         made.next_turns.learn(model, ChatRequest(MODEL, HISTORY, Generation({}), Delivery()), LONG)
-        assert made.next_turns._tasks
+        assert not made.next_turns.is_idle
         await made.next_turns.stop()
-        assert not made.next_turns._tasks
+        assert made.next_turns.is_idle
+
+
+async def test_answers_that_end_together_are_encoded_in_one_batch() -> None:
+    async with service() as made:
+        model = made.models.get(MODEL)
+        request = ChatRequest(MODEL, HISTORY, Generation({}), Delivery())
+        answers = [f"{number} {LONG}" for number in range(2 * BATCH_TURNS)]
+        for answer in answers:
+            made.next_turns.learn(model, request, answer)
+        await until(lambda: made.next_turns.is_idle)
+        assert made.encoders.num_batches <= 4, "two rounds of the tokenizer, its first text alone"
+        for answer in answers:
+            assert new_texts(made, *HISTORY, {"role": "assistant", "content": answer}) == ()
+
+
+async def test_more_answers_than_may_wait_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.next_turns.MAX_WAITING", 2)
+    async with service() as made:
+        model = made.models.get(MODEL)
+        request = ChatRequest(MODEL, HISTORY, Generation({}), Delivery())
+        for number in range(3):
+            made.next_turns.learn(model, request, f"{number} {LONG}")
+        await until(lambda: made.next_turns.is_idle)
+        known = [
+            new_texts(made, *HISTORY, {"role": "assistant", "content": f"{number} {LONG}"}) == ()
+            for number in range(3)
+        ]
+        assert known == [True, True, False]
