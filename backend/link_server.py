@@ -191,8 +191,12 @@ class LinkServer:
     # -- what the engine tells -----------------------------------------------------------------------------
 
     def _step(self, outputs: Sequence[Output]) -> None:
-        """The hot path: sort one engine step's outputs into one frame per connection."""
+        """The hot path: sort one engine step's outputs into one frame per connection.
+
+        First tokens stand first in it: a gateway answers those before the tokens of answers that run.
+        """
         touched: list[Connection] = []
+        has_first = False
         for output in outputs:
             stream: Stream = output.key
             if stream.state is not RUNNING:
@@ -205,12 +209,14 @@ class LinkServer:
                 Delta(stream.slot, stream.generation, output.ids, output.finish, output.stop, output.extra)
             )
             if not stream.started:
-                stream.started = True
+                stream.started = has_first = True
                 self.num_waiting -= 1
             if output.finish is not None:
                 stream.connection.finished(stream)
                 self._done(stream)
         for connection in touched:
+            if has_first:
+                connection.deltas.sort(key=_is_later)
             try:
                 connection.send_step()
             except Exception as error:  # an output that cannot be encoded is one gateway's trouble, not all's
@@ -296,3 +302,8 @@ class LinkServer:
         except Exception:
             logger.exception("the engine gave no figures")
             return Stats()
+
+
+def _is_later(delta: Delta) -> bool:
+    """Whether it is not the first one of its stream."""
+    return delta.extra is None or not delta.extra.is_first

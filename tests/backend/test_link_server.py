@@ -265,6 +265,23 @@ async def test_one_frame_per_step_and_connection(tmp_path: Path) -> None:
     await rig.server.stop()
 
 
+async def test_first_tokens_stand_first_in_a_steps_frame(tmp_path: Path) -> None:
+    rig = await make_rig(tmp_path)
+    rig.gateway.send(submit(0, 1), submit(1, 1))
+    old = [rig.engine.key(0), rig.engine.key(1)]
+    rig.engine.events.step([Output(key, [1], extra=Extra(is_first=True)) for key in old])
+    rig.gateway.frames()
+    rig.gateway.send(submit(2, 1), submit(3, 1))
+    new = [rig.engine.key(2), rig.engine.key(3)]
+    first, logprobs = Extra(is_first=True), Extra(logprobs=[])
+    outputs = [Output(old[0], [2]), Output(new[0], [3], extra=first)]
+    outputs += [Output(old[1], [4], extra=logprobs), Output(new[1], [5], extra=first)]
+    rig.engine.events.step(outputs)
+    (step,) = rig.gateway.frames()
+    assert [delta.ids for delta in step.deltas] == [[3], [5], [2], [4]]
+    await rig.server.stop()
+
+
 async def test_slot_can_be_used_again_after_its_finish(tmp_path: Path) -> None:
     rig = await make_rig(tmp_path)
     rig.gateway.send(submit(0, 1))
