@@ -91,6 +91,15 @@ async def test_name_may_come_back_as_another_model_when_its_last_worker_has_left
     assert info.fingerprint == "e" * 64
 
 
+async def test_name_that_a_worker_gives_up_may_become_another_model_while_it_serves_others() -> None:
+    told = Told()
+    await told.join("a", make_welcome("a", ["m", "adapter"]))
+    told.catalog.leave("a", but={"m"})
+    await told.join("b", make_welcome("b", ["adapter"], "e" * 64))
+    with pytest.raises(FingerprintError):
+        await told.join("b", make_welcome("b", ["m"], "e" * 64))
+
+
 async def test_same_model_that_comes_back_is_not_told_again() -> None:
     told = Told()
     for _ in range(2):

@@ -27,9 +27,18 @@ from pipeline.errors import (
     UnknownModel,
     WorkerLost,
 )
-from pipeline.values import FirstToken, ModelInfo
+from pipeline.values import EngineCall, FirstToken, ModelInfo, Prompt
 from tests.backend.fake_vllm import Cut, FakeVllm, Refuse, fake_vllm
-from tests.backend.linked import RecordingSink, make_call, make_medium, make_tokenizer, scripted, until
+from tests.backend.linked import (
+    RecordingSink,
+    ids_of,
+    is_lent,
+    make_call,
+    make_medium,
+    make_tokenizer,
+    scripted,
+    until,
+)
 from tests.backend.vllm_streams import TEMPERATURE, completion_event
 
 
@@ -405,6 +414,20 @@ async def test_queue_bounds_and_load_are_of_this_process(tmp_path: Path) -> None
         assert all("priority" not in asked for _, asked, _ in server.calls)
         (status,) = it.pool.statuses()
         assert (status.outstanding_requests, status.outstanding_tokens, status.waiting_tokens) == (0, 0, 0)
+
+
+async def test_prompt_is_let_go_of_once_the_server_has_taken_it(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server) as it:
+        await it.all_ready()
+        buffer = bytearray(ids_of([1, 2, 3]))
+        call = EngineCall("m", Prompt(memoryview(buffer), 3, 0), {}, 10**6)
+        sink = RecordingSink()
+        handle = it.pool.submit(call, sink)
+        del call
+        assert is_lent(buffer)
+        await until(lambda: sink.ids)
+        assert not is_lent(buffer)
+        handle.abort()
 
 
 async def test_call_with_media_is_refused_here(tmp_path: Path) -> None:

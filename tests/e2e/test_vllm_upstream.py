@@ -232,7 +232,7 @@ async def test_server_that_is_killed_is_named_in_the_error(
 
     running = {api: asyncio.create_task(run(api)) for api in gateways}
     for event in begun.values():
-        await event.wait()
+        await asyncio.wait_for(event.wait(), 60)
     server.process.kill()
     for api, gateway in gateways.items():
         outcome = await running[api]
