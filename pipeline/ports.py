@@ -41,9 +41,9 @@ class Sink(Protocol):
         """New ids of this choice.
 
         `finish` is vLLM's reason (stop, length, abort, error, repetition) on the last call, else None.
-        `stop` is the stop token id that ended it, None for the end-of-sequence token. `first` comes once,
-        with the first ids. `logprobs` has one entry per id when asked for. `now_s` is the monotonic time
-        when the frame was read.
+        `stop` is the stop token id that ended it, None for the end-of-sequence token. `first` comes once:
+        with the first ids, or with the finish from a server that counts at the end. `logprobs` has one entry
+        per id when asked for. `now_s` is the monotonic time when the frame was read.
         """
 
     def failed(self, error: HeadraceError) -> None:
