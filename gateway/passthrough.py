@@ -1,0 +1,298 @@
+"""Routes that Headrace does not serve itself, passed on to an upstream server: `/v1/embeddings` and the like.
+
+Behind the keys and the limits of the body like every other route; the bytes of both bodies are left as they
+are. A response streams with backpressure, and a client that leaves ends its request at the upstream. What of
+the heads crosses: `gateway/passthrough_head.py`. Which upstream: `choose`, which `gateway/app.py` makes.
+
+Before the response has begun, a fault of the upstream is an error as any other; after it, the connection is
+cut, since only that tells a client that a body is not whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from backend.http_call import HttpTimeout
+from backend.http_ports import Headers, HttpCall, HttpFault, HttpRequest, Origin, Receiver
+from backend.upstream_faults import KEY_STATUSES, UpstreamFault, bad_key
+from gateway.answer import COMPLETE
+from gateway.cors import RESPONSE_HEADERS
+from gateway.edge import EdgeParts, Endpoint
+from gateway.exchange import Exchange, Receive, Scope
+from gateway.flow import BodyLimits
+from gateway.keys import ApiKeys
+from gateway.outlet import Send, nothing
+from gateway.passthrough_head import (
+    METHODS,
+    WITHOUT_TEXT,
+    MethodNotPassed,
+    NotPassed,
+    may_be_another_sites,
+    model_of,
+    request_headers,
+    response_headers,
+    route_of,
+    target_of,
+)
+from gateway.record import RequestRecord
+from pipeline.errors import (
+    ClientGone,
+    Draining,
+    HeadraceError,
+    InvalidRequest,
+    NoWorker,
+    UnknownModel,
+    WorkerLost,
+    WorkerStalled,
+)
+
+# A read of the upstream's socket is 256 KiB, and one more may be under way when its reading is paused.
+MIN_BUFFERED_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamTarget:
+    """Where a request goes: `prefix` before its path, `headers` with the server's key. Logs have `name`."""
+
+    origin: Origin
+    prefix: str = ""
+    headers: Headers = ()
+    name: str = ""
+
+
+class Choose(Protocol):
+    def __call__(self, model: str | None) -> UpstreamTarget | None:
+        """A server that is ready for this model, or any if it is None. None: there is no such server."""
+
+
+class Sender(Protocol):
+    """`backend.http_client.HttpClient`."""
+
+    def send(self, origin: Origin, request: HttpRequest, receiver: Receiver) -> HttpCall: ...
+
+
+class Passthrough:
+    """ASGI app of `/v1/*`. `has_rules`: content rules are in force, which see nothing of what is passed.
+
+    Then only routes without text in their answers are passed. `head_limit_s`: from the request to the head of
+    its response.
+    """
+
+    def __init__(
+        self,
+        parts: EdgeParts,
+        keys: ApiKeys,
+        body: BodyLimits,
+        http: Sender,
+        choose: Choose,
+        has_rules: Callable[[], bool],
+        head_limit_s: float,
+    ) -> None:
+        max_bytes = max(parts.reader.max_bytes, MIN_BUFFERED_BYTES)
+        self.parts = replace(parts, reader=replace(parts.reader, max_bytes=max_bytes))
+        self.keys = keys
+        self.body = body
+        self.http = http
+        self.choose = choose
+        self.has_rules = has_rules
+        self.head_limit_s = head_limit_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _Passed(self, scope)(scope, receive, send)
+
+
+class _Passed(Endpoint):
+    """One passed request."""
+
+    def __init__(self, owner: Passthrough, scope: Scope) -> None:
+        super().__init__(owner.parts)
+        self._owner = owner
+        self._method: str = scope["method"]
+        self._raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+        self._headers: Headers = scope["headers"]
+        self._cors: Headers = scope.get(RESPONSE_HEADERS, ())
+        self._num_body_bytes = 0
+        self._passage: _Passage | None = None
+
+    async def serve(self, exchange: Exchange) -> None:
+        record, owner = exchange.record, self._owner
+        record.route = route_of(exchange.path)
+        record.key_id = owner.keys.check(exchange.headers)
+        target = self._checked(exchange)
+        body = await exchange.read_body(owner.body.max_bytes, owner.body.limit_s)
+        self._num_body_bytes = len(body)
+        upstream = self._chosen(record, model_of(exchange.headers.get(b"content-type", b""), body))
+        headers = request_headers(self._headers, upstream.headers, record.request_id)
+        request = HttpRequest(self._method, upstream.prefix + target, headers, body)
+        passage = self._passage = _Passage(exchange, upstream, self.reader.limit_s)
+        await self._pass(exchange, passage, request)
+        await self.flush(exchange)
+
+    def _checked(self, exchange: Exchange) -> str:
+        """The target, if such a request is passed on at all. Raises what is wrong with it."""
+        owner, path = self._owner, exchange.path
+        if self._method not in METHODS:
+            raise MethodNotPassed(self._method)
+        target = target_of(self._raw_path, exchange.query_string)
+        if path not in WITHOUT_TEXT and owner.has_rules():
+            raise NotPassed(
+                f"{path[:80]!r} is not passed on while content rules are in force: they see nothing of it."
+            )
+        if exchange.record.key_id is None and may_be_another_sites(self._method, self._headers, self._cors):
+            raise InvalidRequest("A page of another site may send nothing but JSON here.", "content-type")
+        if self.flow.is_draining:
+            raise Draining
+        return target
+
+    def _chosen(self, record: RequestRecord, model: str | None) -> UpstreamTarget:
+        upstream = self._owner.choose(model)
+        if upstream is not None:
+            record.worker, record.model = upstream.name, model or ""
+            return upstream
+        if model is None:
+            raise NoWorker("No upstream server is ready for this route.")
+        raise UnknownModel(model)
+
+    async def _pass(self, exchange: Exchange, passage: _Passage, request: HttpRequest) -> None:
+        """Until the response is over. Raises what the request fails with; only before anything was sent."""
+        passage.call = call = self._owner.http.send(passage.upstream.origin, request, passage)
+        late = asyncio.get_running_loop().call_later(
+            self._owner.head_limit_s, passage.late, self._owner.head_limit_s
+        )
+        try:
+            await exchange.unless_gone(passage.over)
+        except HeadraceError as error:
+            if isinstance(error, ClientGone) and not passage.has_failed:
+                error = ClientGone("closed the connection")
+            if not exchange.record.status:
+                raise error from None
+            passage.broke(error)
+        finally:
+            late.cancel()
+            call.abort()
+            passage.let_go()
+
+    def remember(self, record: RequestRecord) -> None:
+        """Without what only generations have: tokens, their times, and how they ended."""
+        self.metrics.requests.labels(record.route, str(record.status), record.ended).inc()
+        passage = self._passage
+        self.request_log.write(
+            {
+                "time": round(time.time(), 3),
+                "event": "passed",
+                "id": record.request_id,
+                "route": record.route,
+                "client": record.client,
+                "key": record.key_id,
+                "model": record.model,
+                "worker": record.worker,
+                "status": record.status,
+                "request_bytes": self._num_body_bytes,
+                "response_bytes": 0 if passage is None else passage.num_bytes,
+                "total_ms": round((time.monotonic() - record.started_s) * 1e3, 3),
+                "ended": record.ended,
+                "detail": record.detail,
+                "buffered_peak_bytes": record.buffered_peak,
+            }
+        )
+
+
+class _Passage:
+    """Receives the upstream's response and hands it to the client. `over` ends with it, or with its error."""
+
+    def __init__(self, exchange: Exchange, upstream: UpstreamTarget, reader_limit_s: float) -> None:
+        self.upstream = upstream
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.call: HttpCall | None = None
+        self.num_bytes = 0
+        self.has_failed = False
+        self._exchange = exchange
+        self._outlet = exchange.outlet
+        self._reader_limit_s = reader_limit_s
+        self._slow: asyncio.TimerHandle | None = None  # while the client does not read
+        exchange.on_gone = self._gone
+        self._outlet.on_flushed = self._flushed
+
+    def let_go(self) -> None:
+        """It is over: what is left in the outlet is the endpoint's."""
+        self._read_again()
+        self._outlet.on_flushed = nothing
+
+    # -- backend.http_ports.Receiver -------------------------------------------------------------------------
+
+    def begun(self, status: int, headers: Headers) -> None:
+        record = self._exchange.record
+        if status in KEY_STATUSES:
+            self._fail(UpstreamFault(bad_key(self.upstream.name, status)))
+            return
+        record.status = status
+        self._outlet.start(status, response_headers(headers, record.request_id))
+        self._wait_if_slow()
+
+    def data(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        self._outlet.push(data)
+        self._wait_if_slow()
+
+    def ended(self) -> None:
+        record = self._exchange.record
+        record.ended = record.ended or COMPLETE
+        if not self.over.done():
+            self.over.set_result(None)
+        self._outlet.end()
+
+    def failed(self, fault: HttpFault) -> None:
+        kind = WorkerStalled if isinstance(fault, HttpTimeout) else WorkerLost
+        self._fail(kind(f"upstream {self.upstream.name}: {fault}"))
+
+    # -- ends ------------------------------------------------------------------------------------------------
+
+    def late(self, limit_s: float) -> None:
+        """The response should have begun."""
+        if not self._exchange.record.status:
+            name = self.upstream.name
+            self._fail(WorkerStalled(f"upstream {name} has not answered within {limit_s:g} s"))
+
+    def broke(self, error: HeadraceError) -> None:
+        """Cut a response that has begun. The client must not take it for a whole one."""
+        record = self._exchange.record
+        record.ended = record.ended or error.code or error.type
+        record.detail = record.detail or error.log_detail
+        self._outlet.drop()
+        self._exchange.close()
+
+    def _fail(self, error: HeadraceError) -> None:
+        if self.over.done():
+            return
+        self.has_failed = True
+        self.over.set_exception(error)
+        if self.call is not None:
+            self.call.abort()  # or the rest of this read would come
+
+    def _gone(self, reason: str) -> None:
+        self._fail(ClientGone(reason))
+
+    # -- a client that does not read -------------------------------------------------------------------------
+
+    def _wait_if_slow(self) -> None:
+        if self._outlet.blocked_since_s is None or self._slow is not None or self.call is None:
+            return
+        self.call.pause()
+        self._slow = asyncio.get_running_loop().call_later(self._reader_limit_s, self._too_slow)
+
+    def _flushed(self) -> None:
+        if self._slow is not None and self.call is not None:
+            self._read_again()
+            self.call.resume()
+
+    def _read_again(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _too_slow(self) -> None:
+        self._gone(f"has not read for {self._reader_limit_s:g} s; that is the limit")

@@ -1,0 +1,167 @@
+"""What of a passed request and of its response crosses the gateway: the path, the headers, and no more.
+
+Values in, values out. Sending, receiving and who may ask are in `gateway/passthrough.py`.
+
+Dropped both ways is what belongs to one connection (RFC 9110, 7.6.1). Of a request also what is between the
+client and this gateway: its key, its cookies, and who it came through. Of a response also what only this
+gateway may say: which pages may read it, its date, its request id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+
+from backend.http_ports import Headers
+from pipeline.errors import ClientError, InvalidRequest
+
+METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+# What Headrace serves itself, with filters and limits that a passed request would go around. With all below.
+OWN_PATHS: Final = ("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/streams", "/v1/realtime")
+# Routes whose answers are numbers: no content rule could find anything in them.
+WITHOUT_TEXT: Final = (
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/classify",
+    "/v1/pooling",
+    "/v1/moderations",
+)
+ANY_ROUTE: Final = "/v1/*"  # as logs and metrics name all others: a path is the client's to invent
+
+# Plain segments. No `%2e`, `%2f`, `%5c`, `%25` nor control characters: servers differ in what they make of
+# them. No `%c0` and `%c1`: old servers read a dot or a slash in two bytes. No `;`: some servers take what
+# follows it for no part of the path.
+_SEGMENT: Final = (
+    r"(?:[A-Za-z0-9_~!$&'()*+,=:@.-]|%(?!2[EeFf5]|5[Cc]|[01][0-9A-Fa-f]|7[Ff]|[Cc][01])[0-9A-Fa-f]{2})+"
+)
+_PATH: Final = re.compile(rf"/v1(?:/(?!\.\.?(?:/|$)){_SEGMENT})+/?")
+_QUERY: Final = re.compile(rb"[\x21-\x7e]*")
+
+_OF_CONNECTION: Final = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding"),
+        *(b"upgrade", b"proxy-authenticate", b"proxy-authorization", b"http2-settings"),
+    }
+)
+_NOT_ASKED: Final = _OF_CONNECTION | {
+    *(b"host", b"content-length", b"expect", b"authorization", b"cookie", b"x-api-key", b"api-key"),
+    *(b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via"),
+    *(b"origin", b"referer", b"x-request-id"),
+}
+_NOT_ANSWERED: Final = _OF_CONNECTION | {
+    *(b"set-cookie", b"date", b"server", b"x-request-id", b"alt-svc", b"strict-transport-security"),
+    *(b"www-authenticate", b"location", b"content-location"),
+}
+_CORS: Final = b"access-control-"
+
+
+class NotPassed(ClientError):
+    """A route that is not passed on."""
+
+    status_hint = 404
+    code = "not_found"
+    param = "path"
+
+
+class MethodNotPassed(ClientError):
+    status_hint = 405
+    code = "method_not_allowed"
+    param = "method"
+
+    def __init__(self, method: str) -> None:
+        super().__init__(
+            f"The method {method[:20]!r} is not passed on; those that are: {', '.join(METHODS)}."
+        )
+
+
+def target_of(raw_path: bytes, query: bytes) -> str:
+    """Path and query as they go to the upstream: the very bytes that came.
+
+    Raises `NotPassed` for a path of ours, `InvalidRequest` for one that servers could read in two ways.
+    Such a path has dot segments, empty ones, encoded slashes, dots, percent signs or control characters,
+    backslashes, or semicolons. It is not mended: the upstream would be told what nobody has asked for.
+    """
+    path = raw_path.decode("latin-1")
+    if not _PATH.fullmatch(path):
+        raise InvalidRequest(
+            f"The path {path[:80]!r} is not passed on: it must begin with /v1/ and have plain segments only.",
+            "path",
+        )
+    if not _QUERY.fullmatch(query):
+        raise InvalidRequest("The query holds a byte that must be percent-encoded.", "query")
+    if is_own(unquote(path)):
+        raise NotPassed(f"There is no {path[:80]!r} here.")
+    return path + "?" * bool(query) + query.decode("ascii")
+
+
+def is_own(path: str) -> bool:
+    """Whether a path, without encodings, is one of ours or below it, however it is written."""
+    plain = path.rstrip("/").lower()
+    return any(plain == own or plain.startswith(own + "/") for own in OWN_PATHS)
+
+
+def route_of(path: str) -> str:
+    """The name of a path's route for logs and metrics."""
+    return path if path in WITHOUT_TEXT else ANY_ROUTE
+
+
+def request_headers(headers: Headers, own: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
+    """`own`: the upstream's, its key among them; they replace the client's of the same name."""
+    dropped = _NOT_ASKED | _named_in_connection(headers) | {name for name, _ in own}
+    kept = [header for header in headers if header[0] not in dropped]
+    return [*kept, *own, (b"x-request-id", request_id.encode("ascii"))]
+
+
+def response_headers(headers: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
+    dropped = _NOT_ANSWERED | _named_in_connection(headers)
+    kept = [header for header in headers if header[0] not in dropped and not header[0].startswith(_CORS)]
+    return [*kept, (b"x-request-id", request_id.encode("ascii"))]
+
+
+def _named_in_connection(headers: Headers) -> set[bytes]:
+    """The names that `Connection` declares to be of this connection, too. Never those of the content."""
+    named = {
+        name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")
+    }
+    return named - {b"content-type", b"content-encoding", b"content-length", b"cache-control"}
+
+
+class _Model(msgspec.Struct):
+    model: str | None = None
+
+
+_decode: Final = msgspec.json.Decoder(_Model).decode
+
+
+def model_of(media_type: bytes, body: bytes) -> str | None:
+    """The `model` of a JSON body; None where there is none, or the body is not what it says it is."""
+    if not is_json(media_type):
+        return None
+    try:
+        return _decode(body).model
+    except (msgspec.DecodeError, ValueError, RecursionError):  # the upstream says what is wrong with it
+        return None
+
+
+def is_json(media_type: bytes) -> bool:
+    kind = media_type.split(b";")[0].strip().lower()
+    return kind == b"application/json" or kind.endswith(b"+json")
+
+
+def may_be_another_sites(method: str, headers: Sequence[tuple[bytes, bytes]], allowed: Headers) -> bool:
+    """Whether a browser may have sent this for a page of another site, without asking first.
+
+    Such a page can post forms and plain text to a gateway without keys on its visitor's machine (CORS's
+    simple requests); JSON it can not. `allowed`: what the gateway's CORS rules say to the page.
+    """
+    found = dict(headers)
+    if method != "POST" or b"origin" not in found or is_json(found.get(b"content-type", b"")):
+        return False
+    if found.get(b"sec-fetch-site") == b"same-origin":
+        return False
+    return all(name != b"access-control-allow-origin" for name, _ in allowed)
