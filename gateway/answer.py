@@ -33,6 +33,7 @@ from pipeline.text_outbound import TextOutbound
 from pipeline.values import EngineCall, FinishReason, FirstToken, MediaKind, TextCall, TextUsage
 
 COMPLETE: Final = "complete"
+_MAX_CHECK_GAP_S: Final = 1.0
 # Told with each choice's first token: worker, the prompt's ids, its cache salt, what the engine told, now_s.
 ObservePrompt = Callable[[str, memoryview, str | None, FirstToken, float], None]
 
@@ -47,6 +48,13 @@ class AnswerLimits:
     hold_s: float = 2.0  # text held by a filter while tokens come
     slow_reader_s: float = 30.0  # a client that does not read
     heartbeat_s: float = 5.0  # silence before a comment is sent
+
+    @property
+    def max_check_gap_s(self) -> float:
+        """How long nobody need look. What begins unseen, as a silence does, is noticed so much later."""
+        return min(
+            _MAX_CHECK_GAP_S, min(self.queue_s, self.stall_s, self.slow_reader_s, self.heartbeat_s) / 5
+        )
 
 
 class Answer:
@@ -193,7 +201,7 @@ class Answer:
             self._audit.hit(self.record, "output", channel, hit, index)
 
     def check(self, now_s: float) -> None:
-        """Enforce every time limit; called several times a second."""
+        """Enforce every time limit; called whenever `next_check_s` has come."""
         error = self._expired(now_s)
         if error is not None:
             self.fail(error)
@@ -202,6 +210,20 @@ class Answer:
             choice.expire_hold(now_s, self._limits.hold_s)
         if not self.is_ended:
             self._keep_alive(now_s)
+
+    def next_check_s(self, now_s: float) -> float:
+        """Until then no limit can be passed that runs now, nor one of the hold that may begin."""
+        limits = self._limits
+        if self.is_ended or self.outlet.blocked_since_s is not None:
+            return now_s  # its last bytes wait, or its client does not read
+        due_s = min(
+            now_s + limits.max_check_gap_s,
+            self._started_s + limits.request_s,
+            self._written_s + limits.heartbeat_s,
+        )
+        for choice in self._choices:
+            due_s = min(due_s, choice.next_check_s(now_s, limits.queue_s, limits.stall_s, limits.hold_s))
+        return due_s
 
     def check_reader(self, now_s: float) -> str | None:
         """Why the client must be dropped, or None. Also asked after the end, while the last bytes wait."""

@@ -7,6 +7,7 @@ text leaves in that same call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Protocol
 
 from filters.hit import Hit
@@ -200,6 +201,16 @@ class Choice:
             return
         self._deliver(outbound.expire(), now_s)
         self._look(outbound)
+
+    def next_check_s(self, now_s: float, queue_s: float, stall_s: float, hold_s: float) -> float:
+        """When the first of these limits can be passed that run now, or a hold that begins now."""
+        if self.is_done:
+            return inf
+        if self.waits_since_s is None:
+            return now_s
+        waits_due_s = self.waits_since_s + queue_s if self.last_s is None else self.last_s + stall_s
+        held_since_s = self._held_since_s if self._outbound.num_held else None
+        return min(waits_due_s, (now_s if held_since_s is None else held_since_s) + hold_s)
 
     def report(self, record: RequestRecord, metrics: Metrics) -> None:
         """What the filter found and held, when the answer has ended."""

@@ -1,13 +1,15 @@
-"""The clock of all open requests: one task that looks at each of them ten times a second.
+"""The clock of all open requests: one task that looks ten times a second at those that are due.
 
-One look costs 0.3 us; a timer per request would cost more to move at every token than this costs in total.
-Ten times a second, so that a deadline reaches the worker within 200 ms.
+A timer per request would cost more to move at every token than this costs in total. Ten times a second, so
+that a deadline reaches the worker within 200 ms. A look takes 1 to 2 us, for all that it reads is cold: with
+20 tokens a second that is 1 us a token. So an answer says when the next look may be.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
@@ -21,19 +23,27 @@ PERIOD_S: Final = 0.1
 FLUSH_PERIODS: Final = 10  # metrics counted per token become visible to other processes once a second
 
 
+@dataclass(slots=True)
+class _Open:
+    """`due_s`: no limit can be passed before."""
+
+    answer: Answer
+    due_s: float = 0.0
+
+
 class OpenRequests:
     """Every request whose response is not complete."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._open: dict[Client, Answer] = {}
+        self._open: dict[Client, _Open] = {}
         self._peak = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, client: Client, answer: Answer) -> None:
-        self._open[client] = answer
+        self._open[client] = _Open(answer)
 
     def remove(self, client: Client) -> None:
         self._open.pop(client, None)
@@ -41,8 +51,8 @@ class OpenRequests:
 
     def fail_all(self, error: HeadraceError) -> None:
         """Cut every running answer with a named error."""
-        for answer in list(self._open.values()):
-            answer.fail(error)
+        for one in list(self._open.values()):
+            one.answer.fail(error)
 
     async def watch(self, publish: Callable[[], None], looks: Sequence[Callable[[float], None]] = ()) -> None:
         """Runs until it is cancelled. `publish` brings gauges up to date, `looks` watch over other things."""
@@ -68,13 +78,16 @@ class OpenRequests:
                     log_fault(error, "none")
 
     def look(self, now_s: float) -> None:
-        """Enforce the limits of every open request."""
-        for client, answer in list(self._open.items()):
+        """Enforce the limits of every open request. `now_s` never goes back."""
+        for client, one in list(self._open.items()):
+            if one.due_s > now_s:
+                continue
             try:
-                _look_at(client, answer, now_s)
+                _look_at(client, one.answer, now_s)
+                one.due_s = one.answer.next_check_s(now_s)
             except Exception as error:  # one stream's fault must not stop the clock of all the others
                 log_fault(error, client.record.request_id)
-                _give_up(client, answer)
+                _give_up(client, one.answer)
 
     def publish(self) -> None:
         """Bring the metrics that are counted elsewhere up to date."""

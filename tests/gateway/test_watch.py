@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -16,6 +18,7 @@ from gateway.watch import OpenRequests
 from pipeline.errors import Draining
 from tests.gateway.answering import Case, turns, until
 from tests.gateway.asgi import Request
+from tests.gateway.test_answer import MASK
 
 
 class Watched:
@@ -232,3 +235,66 @@ async def test_what_was_counted_last_is_kept_when_the_clock_ends() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert metrics.registry.get_sample_value("headrace_stage_seconds_count", {"stage": "parse"}) == 1
+
+
+async def test_an_answer_is_looked_at_again_when_a_limit_can_be_passed_and_not_before(
+    requests: OpenRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = AnswerLimits(queue_s=60, stall_s=30, heartbeat_s=1e6, slow_reader_s=1e6, request_s=1e9)
+    one = Watched(requests, limits=limits)
+    looks: list[float] = []
+    check = one.case.answer.check
+
+    def checked(now_s: float) -> None:
+        looks.append(now_s)
+        check(now_s)
+
+    monkeypatch.setattr(one.case.answer, "check", checked)
+    start_s = one.case.engine.now_s
+    one.case.streams[0].say("a")
+    ticks = [start_s + tick / 10 for tick in range(302)]
+    for now_s in ticks:
+        requests.look(now_s)
+        assert one.case.answer.is_ended == (now_s - start_s > 30)
+    assert len(looks) < 40  # about one a second
+    assert max(b - a for a, b in pairwise(looks)) < 1.2
+
+
+async def test_a_client_that_stops_reading_is_looked_at_every_time(
+    requests: OpenRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Watched(requests, limits=AnswerLimits(stall_s=1e9, request_s=1e9, slow_reader_s=1e9))
+    looks: list[float] = []
+    monkeypatch.setattr(one.case.answer, "check_reader", looks.append)
+    one.case.streams[0].say("a")
+    one.case.client.stops_reading()
+    one.case.streams[0].say("b")
+    for tick in range(10):
+        requests.look(one.case.engine.now_s + tick / 10)
+    assert len(looks) == 10
+    one.case.client.reads_again()
+    await turns()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_limits_end_answers_when_they_would_if_each_was_checked_at_every_tick(
+    requests: OpenRequests, seed: int
+) -> None:
+    """The same tokens at the same times; heartbeats aside, which may come later by one gap of the checks."""
+    rng = random.Random(seed)
+    limits = AnswerLimits(queue_s=4, stall_s=3, hold_s=1, request_s=20, heartbeat_s=1e6, slow_reader_s=1e6)
+    watched = Watched(requests, limits=limits, rules=[MASK])
+    looked, checked = watched.case, Case(limits=limits, rules=[MASK]).start()
+    for _ in range(220):
+        if rng.random() < (0.1 if seed % 2 else 0.7):
+            text = rng.choice(["a", "敏", "\u200b", "b敏", "觉"])
+            for case in (looked, checked):
+                if not case.answer.is_ended:
+                    case.streams[0].say(text)
+        for case in (looked, checked):
+            case.engine.now_s += 0.1
+        requests.look(looked.engine.now_s)
+        if not checked.answer.is_ended:
+            checked.answer.check(checked.engine.now_s)
+        assert looked.client.body == checked.client.body
+    assert looked.answer.is_ended
