@@ -126,6 +126,7 @@ def sampling_params(sampling: Mapping[str, Any], vocab_size: int) -> Any:
         raise BadJobError(_plain(refusal(error))) from error
     params.detokenize = False
     params.output_kind = RequestOutputKind.DELTA
+    params.skip_clone = True  # they are this job's alone: a deep copy takes two thirds of the preparation
     return params
 
 

@@ -136,6 +136,15 @@ def test_fields_are_passed_on_and_tokens_stay_ids() -> None:
     assert params.output_kind is RequestOutputKind.DELTA
 
 
+def test_parameters_are_not_copied_deeply_and_jobs_share_none() -> None:
+    sampling = {"stop_token_ids": [1, 2], "extra_args": {"a": [1]}}
+    one, other = (sampling_params(sampling, VOCAB) for _ in range(2))
+    copy = one.clone()
+    assert copy.extra_args is one.extra_args
+    assert one.stop_token_ids is not other.stop_token_ids
+    assert one._all_stop_token_ids is not other._all_stop_token_ids
+
+
 def test_missing_max_tokens_is_vllms_own_default_and_none_means_no_limit() -> None:
     assert sampling_params({}, VOCAB).max_tokens == 16
     assert sampling_params({"max_tokens": None}, VOCAB).max_tokens is None
