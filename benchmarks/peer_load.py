@@ -89,6 +89,8 @@ async def stream_window(peer: Peer, num_streams: int, plan: Plan, step_ms: float
     if peer.upstream_port:
         await call(peer.upstream_port, f"/pace?step_ms={step_s * 1e3}", b"")
     open_s = num_streams * peer.open_s + plan.warm_up_s + plan.window_s + plan.num_probes * PROBE_EVERY_S
+    if peer.upstream_port:
+        open_s = 2 * START_LIMIT_S  # the upstream is told when to end
     clients = await open_streams(peer, num_streams, int(open_s / step_s) + 5)
     await asyncio.sleep(max(plan.warm_up_s, step_s))
     memory = peer.memory_bytes()
@@ -99,6 +101,8 @@ async def stream_window(peer: Peer, num_streams: int, plan: Plan, step_ms: float
     window_s = monotonic() - start_s
     gaps = [gap for client, at in zip(clients, seen, strict=True) for gap in client.result.gaps_s[at:]]
     ttfts = await probe(peer, plan.num_probes)
+    if peer.upstream_port:
+        await call(peer.upstream_port, "/end", b"")
     return Window(
         us_per_token=cpu / max(frames, 1) * 1e6,
         tokens_per_s=frames / window_s,
@@ -183,7 +187,7 @@ async def saturate(peer: Peer, first: int, step_ms: float, limit_s: float) -> Sa
     if peer.upstream_port:
         await call(peer.upstream_port, f"/pace?step_ms={step_ms}", b"")
     clients: list[StreamClient] = []
-    num_tokens, deadline_s, best = int((limit_s + 15) * 1e3 / step_ms), monotonic() + limit_s, None
+    num_tokens, deadline_s, best = int((limit_s + 30) * 1e3 / step_ms), monotonic() + limit_s, None
     with _one_core_for(peer):
         while monotonic() < deadline_s:
             num_more = max(len(clients) // 4 if clients else first, 1)

@@ -34,6 +34,8 @@ PINS: Final[Mapping[str, tuple[str, str]]] = {
 }
 STEP_MS: Final = 50.0
 BARE_FRAMES: Final = 240  # 12 s of steps
+# A thousand streams come at once, which an engine is slow to take in. The other servers have no such limits.
+_QUEUE: Final = ("--queue-max-requests", "4096", "--queue-max-tokens", "4000000")
 _MAX_SEQS: Final = 1024
 _ENGINE_ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
@@ -57,7 +59,7 @@ class Peer:
     upstream_port: int = 0  # of the scripted upstream behind it: has a clock to set and times to read
     has_timings: bool = False  # tells its engine's part of the time to the first token
     max_tokens_per_s: float = 20_000.0  # what it is offered outside of the saturation run
-    open_s: float = 0.002  # for one more stream, roughly
+    open_s: float = 0.003  # for one more stream, at most; no matter where the upstream can end streams
     requests_per_s: float = 50.0
     fields: Mapping[str, Any] = field(default_factory=dict)  # further ones of its requests
 
@@ -123,7 +125,7 @@ def litellm(folder: Path, behind: Measured) -> Iterator[Peer]:
     }
     started = alone(folder, [*command, "--port", str(port)], **variables)
     with running(started, folder / "litellm.log", port, "/health/liveliness") as measured:
-        yield _in_front("litellm", measured, behind, max_tokens_per_s=1500.0, open_s=0.04, requests_per_s=8.0)
+        yield _in_front("litellm", measured, behind, max_tokens_per_s=1500.0, requests_per_s=8.0)
 
 
 def litellm_config(upstream_port: int) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def _in_front(key: str, measured: Measured, behind: Measured, **limits: float) -
 @contextmanager
 def headrace_upstream(folder: Path, behind: Measured, kind: str, rules: Path) -> Iterator[Peer]:
     """Headrace in front of the same upstream as the others; `kind` is `vllm` or `openai`."""
-    args = ["--upstream", f"{kind}+http://127.0.0.1:{behind.port}", "--rules", str(rules)]
+    args = ["--upstream", f"{kind}+http://127.0.0.1:{behind.port}", "--rules", str(rules), *_QUEUE]
     if kind != "openai":
         args += ["--tokenizer", str(embedded_model())]
     with gateway(folder, [], *args, name=f"headrace-{kind}") as measured:
@@ -187,7 +189,7 @@ def headrace_scripted(folder: Path, rules: Path, step_ms: float = STEP_MS) -> It
     scripted = ("--scripted", "--tokenizer", str(embedded_model()), "--step-ms", str(step_ms))
     with (
         worker(folder, *scripted, name=f"{name}-worker") as (linked, address),
-        gateway(folder, [address], "--rules", str(rules), name=f"{name}-gateway") as ours,
+        gateway(folder, [address], "--rules", str(rules), *_QUEUE, name=f"{name}-gateway") as ours,
     ):
         yield Peer(
             "headrace",
@@ -220,7 +222,9 @@ def vllm_server(folder: Path, model: Path) -> Iterator[Peer]:
     started = alone(folder, command, **_ENGINE_ENVIRONMENT)
     with running(started, folder / "vllm.log", port) as measured:
         label = f"vLLM {_vllm_version()} API server"
-        yield Peer("vllm-server", label, (ProcessTree(measured.pid),), port, "tiny", fields=_FIXED)
+        yield Peer(
+            "vllm-server", label, (ProcessTree(measured.pid),), port, "tiny", open_s=0.01, fields=_FIXED
+        )
 
 
 @contextmanager
@@ -233,10 +237,18 @@ def headrace_engine(folder: Path, model: Path, rules: Path) -> Iterator[Peer]:
     command += ["--", "--max-num-seqs", str(_MAX_SEQS)]
     with (
         running(["env", *variables, *command], folder / "tiny-worker.log", port) as linked,
-        gateway(folder, [address], "--rules", str(rules), name="tiny-gateway") as ours,
+        gateway(folder, [address], "--rules", str(rules), *_QUEUE, name="tiny-gateway") as ours,
     ):
         trees = (ProcessTree(ours.pid), ProcessTree(linked.pid))
-        yield Peer("headrace-engine", f"Headrace {own_version()}", trees, ours.port, "tiny", fields=_FIXED)
+        yield Peer(
+            "headrace-engine",
+            f"Headrace {own_version()}",
+            trees,
+            ours.port,
+            "tiny",
+            open_s=0.01,
+            fields=_FIXED,
+        )
 
 
 _FIXED: Final = {"ignore_eos": True, "temperature": 0}

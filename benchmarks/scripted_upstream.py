@@ -1,10 +1,11 @@
 """A server that speaks OpenAI's API in vLLM's words at next to no cost, for gateways to stand in front of.
 
 One clock for all streams, as an engine's steps are: at each step every stream gets one frame, in one write; a
-new stream's first one with the others, last. `POST /pace?step_ms=20` sets the step, `GET /times` tells when
-each request came and when its first token left, by the word `probe-…` in its prompt. Chat and completions; a
-completion that asks for token ids gets them. `python -m benchmarks.scripted_upstream PORT STEP_MS
-TOKENIZER_FOLDER` serves until it is stopped. Not here: a model, admission, limits of any kind.
+new stream's first one with the others, last. Chat and completions; a completion that asks for token ids gets
+them. `POST /pace?step_ms=20` sets the step, `POST /end` makes the next token of every stream its last, and
+`GET /times` tells when each request came and when its first token left, by the word `probe-…` in its prompt.
+`python -m benchmarks.scripted_upstream PORT STEP_MS TOKENIZER_FOLDER` serves until it is stopped. Not here: a
+model, admission, limits of any kind.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._shape: Shape | None = None
         self._frames: list[bytes] = []  # ready-made, one for each word
         self._num_sent = self._num_tokens = 0
-        self._usage = b""
+        self._num_prompt = 0
         self._probe: tuple[str, float] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -113,7 +114,12 @@ class Connection(asyncio.Protocol):
             return
         self._upstream.streams.pop(self, None)
         self._write(chunk(self._shape.frame(index, is_last=True)))
-        self._write(chunk(self._usage + b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        last = usage(self._shape, self._num_prompt, self._num_sent)
+        self._write(chunk(last + b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    def end(self) -> None:
+        """The next token is the last one."""
+        self._num_tokens = self._num_sent + 1
 
     def _answer(self, request: bytes, body: bytes) -> None:
         if request == b"POST /v1/chat/completions":
@@ -128,6 +134,10 @@ class Connection(asyncio.Protocol):
         elif request.startswith(b"POST /pace?step_ms="):
             self._upstream.step_s = float(request.partition(b"=")[2]) / 1e3
             self._whole({"step_s": self._upstream.step_s})
+        elif request == b"POST /end":
+            for stream in self._upstream.streams:
+                stream.end()
+            self._whole({})
         elif request in (b"GET /health", b"GET /version"):
             self._whole({"version": "scripted"})
         elif request == b"GET /metrics":
@@ -152,8 +162,7 @@ class Connection(asyncio.Protocol):
         self._shape = shape(upstream.num_requests, is_chat, ids)
         self._frames = [chunk(self._shape.frame(index)) for index in range(len(WORDS))]
         prompt = fields.get("prompt", "")
-        num_prompt = len(prompt) if isinstance(prompt, list) else len(body) // 5
-        self._usage = usage(self._shape, num_prompt, self._num_tokens)
+        self._num_prompt = len(prompt) if isinstance(prompt, list) else len(body) // 5
         role = role_frame(self._shape) if is_chat else b""
         self._write(_STREAM + chunk(role) if role else _STREAM)
         upstream.streams[self] = None

@@ -91,6 +91,18 @@ def test_a_chat_has_vllms_frames_and_as_many_tokens_as_asked() -> None:
     assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 13, "[DONE]")
 
 
+def test_streams_can_be_ended_early_and_count_what_they_said() -> None:
+    upstream = Upstream(0.05, IDS)
+    connection, wire = connected(upstream)
+    connection.data_received(request("/v1/chat/completions", CHAT))
+    connection.step()
+    connected(upstream)[0].data_received(request("/end"))
+    run_out(upstream)
+    _, first, last, usage, _ = chunks(wire.data)
+    assert (first["choices"][0]["finish_reason"], last["choices"][0]["finish_reason"]) == (None, "length")
+    assert usage["usage"]["completion_tokens"] == 2
+
+
 @pytest.mark.parametrize(("wants_ids", "expected"), [(True, [100]), (False, None)])
 def test_a_completion_gives_token_ids_where_they_are_wanted(wants_ids: bool, expected: Any) -> None:
     upstream = Upstream(0.05, IDS)
