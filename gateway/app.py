@@ -28,6 +28,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.next_turns import NextTurns
 from gateway.outlet import ReaderLimits, Send
+from gateway.passthrough_head import is_own
 from gateway.realtime_admission import Admission
 from gateway.realtime_edge import realtime_socket
 from gateway.realtime_ports import PATH as REALTIME_PATH
@@ -235,6 +236,9 @@ class App:
         gateway.looks.append(self._realtime.check)
         gateway.drains.append(self._realtime.drain)
         gateway.cuts.append(self._realtime.cut)
+        self._passed = parts.passthrough(
+            gateway.settings, edge, gateway.keys, gateway.http, gateway.pool.replicas, gateway.rules
+        )
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
         self._others = Starlette(
@@ -259,6 +263,9 @@ class App:
                 return
             if path == REALTIME_PATH:
                 await self._realtime(scope, receive, with_headers(scope, send))
+                return
+            if self._passed is not None and path.startswith("/v1/") and not is_own(path):
+                await self._passed(scope, receive, send)
                 return
         elif scope["type"] == "websocket":
             self._addresses.note(scope)

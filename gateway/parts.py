@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +16,14 @@ from backend.output_parsers import load_output_parsers
 from backend.pool import ClientLimits, PoolSettings, WorkerPool
 from backend.remote_worker import RemoteWorker
 from backend.replica import QueueBounds, Replica
-from backend.upstream_address import parse_upstream
+from backend.upstream_address import UpstreamAddress, parse_upstream
 from backend.upstream_kinds import UPSTREAM_KINDS
 from backend.upstream_server import UpstreamServer, UpstreamSettings
 from gateway.answer import AnswerLimits
+from gateway.edge import EdgeParts
+from gateway.flow import BodyLimits
 from gateway.journal import JournalLimits
+from gateway.keys import ApiKeys
 from gateway.link_tls import client_tls
 from gateway.live_rules import LiveRules
 from gateway.media import MediaLimits, MediaLoader
@@ -28,12 +31,14 @@ from gateway.media_fetch import MediaFetcher
 from gateway.metrics import Metrics
 from gateway.openai_schema import RequestLimits
 from gateway.own_store import OwnStore
+from gateway.passthrough import Passthrough
 from gateway.rules_version import RuleOptions
 from gateway.settings import Settings
 from gateway.settings_answers import Answers, parser_for
 from gateway.settings_upstream import tokenizer_folder
 from gateway.streams import StreamLimits, Streams
 from gateway.turns import Turns
+from gateway.upstream_choice import UpstreamChoice
 from gateway.warmup import WarmLimits
 from gateway.way_out import OutputOptions, WayOut
 from pipeline.assembly import GenerationDefaults
@@ -164,7 +169,6 @@ def _upstream_servers(
     on_change: Callable[[UpstreamServer], None],
 ) -> Iterator[UpstreamServer]:
     given = settings.upstream
-    tls = None if given.upstream_cafile is None else ssl.create_default_context(cafile=given.upstream_cafile)
     upstream = UpstreamSettings(
         api_key=given.upstream_api_key,
         tokenizer_of=partial(tokenizer_folder, given.tokenizer),
@@ -172,11 +176,35 @@ def _upstream_servers(
         bounds=QueueBounds(pool.max_waiting_requests, pool.max_waiting_tokens),
         stall_s=settings.limits.stall_limit_s,
     )
-    for text in given.upstream:
-        address = parse_upstream(text, tls)
+    for address in upstream_addresses(settings):
         kind = UPSTREAM_KINDS[address.kind]
         told = (lambda server: None) if kind.is_text else on_change
         yield UpstreamServer(address, kind, upstream, catalog, http, rng, told)
+
+
+def upstream_addresses(settings: Settings) -> list[UpstreamAddress]:
+    """Raises what is wrong with the addresses, or with the file of the authority."""
+    cafile = settings.upstream.upstream_cafile
+    tls = None if cafile is None else ssl.create_default_context(cafile=cafile)
+    return [parse_upstream(text, tls) for text in settings.upstream.upstream]
+
+
+def passthrough(
+    settings: Settings,
+    edge: EdgeParts,
+    keys: ApiKeys,
+    http: HttpClient,
+    replicas: Sequence[Replica],
+    rules: LiveRules,
+) -> Passthrough | None:
+    """What passes other routes on; None where there is no upstream, or it is switched off."""
+    given = settings.upstream
+    if not given.upstream or not given.passthrough:
+        return None
+    choose = UpstreamChoice(upstream_addresses(settings), given.upstream_api_key, replicas)
+    body = BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s)
+    head_limit_s = settings.limits.request_limit_s
+    return Passthrough(edge, keys, body, http, choose, lambda: rules.current.num_rules > 0, head_limit_s)
 
 
 def streams(settings: Settings, metrics: Metrics) -> Streams:

@@ -27,7 +27,7 @@ class TextChoice(Choice):
 
     def text(self, fragments: Sequence[Fragment], num_tokens: int, now_s: float) -> None:
         """`pipeline.ports.TextSink.text`: the token path of text."""
-        answer, outbound = self._answer, self._outbound
+        outbound = self._outbound
         self._came(now_s)
         self.num_tokens += num_tokens
         self._count()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import AuthenticationError, NotFoundError, OpenAI
 
 from tests.e2e import asking
 from tests.e2e.asking import COMPLETE, CUT, FAILED, REFUSED
@@ -253,6 +253,27 @@ async def test_a_conversation_over_websocket_with_a_server_of_text(stage: Stage)
         {"role": "assistant", "content": "Hello!"},
         {"role": "user", "content": "And?"},
     ]
+
+
+def test_embeddings_pass_through_behind_the_gateways_own_key(stage: Stage, client: OpenAI) -> None:
+    answer = client.embeddings.create(model=MODEL, input="x", encoding_format="float")
+    assert answer.data[0].embedding == [0.5, -0.5]
+    assert stage.last.headers["authorization"] == "Bearer server-key"
+    with (
+        OpenAI(base_url=f"{stage.gateway.url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(AuthenticationError),
+    ):
+        stranger.embeddings.create(model=MODEL, input="x")
+    with pytest.raises(NotFoundError):
+        client.embeddings.create(model="another", input="x")
+
+
+def test_what_rules_cannot_see_is_not_passed_through_under_rules(stage: Stage, client: OpenAI) -> None:
+    num_asked = len(posts(stage))
+    with pytest.raises(NotFoundError) as raised:
+        client.post("/responses", body={"model": MODEL, "input": "my secret"}, cast_to=object)
+    assert "content rules" in str(raised.value)
+    assert len(posts(stage)) == num_asked
 
 
 async def test_the_log_says_what_the_server_counted(stage: Stage) -> None:
