@@ -21,7 +21,7 @@ def _given(arguments: argparse.Namespace, tokenizer: Any) -> list[Any]:
         entries = [json.loads(line) for line in lines]
     return [
         SampleRequest(prompt=entry["prompt"], prompt_len=0, expected_output_len=entry["output_tokens"])
-        for entry in entries
+        for entry in entries[: arguments.num_prompts]
     ]
 
 

@@ -41,6 +41,7 @@ STEP_MS: Final = "20"
 # in groups: which groups is chance, differs from run to run with any tool, and moves TTFT by 10 ms.
 PREFILL_MS_PER_1K: Final = "5"
 PROMPT_WORDS: Final = 200
+NUM_SPARE: Final = 16  # guidellm's open loop ends one request early where the file has no more
 _ANSWER_WORDS: Final = 2000
 MAX_OFF: Final = 0.05  # of TPOT, E2E and the rates
 MAX_TTFT_OFF_MS: Final = 5.0
@@ -60,7 +61,7 @@ def runs_of(load: Load, folder: Path, num_rounds: int, seeds: Iterator[int]) -> 
     found: dict[str, list[Found]] = {name: [] for name in TOOLS}
     for _ in range(num_rounds):
         for name, tool in TOOLS.items():
-            write_prompts(load.prompts, load.num_requests, load.output_tokens, seeds)
+            write_prompts(load.prompts, load.num_requests + NUM_SPARE, load.output_tokens, seeds)
             found[name].append(tool(load, folder, embedded_model()))
     return found
 
