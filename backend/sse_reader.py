@@ -63,7 +63,7 @@ class SseReader:
         payloads = [payload for block in blocks if (payload := self._payload(block)) is not None]
         if rest:
             self._hold(rest)
-        self._is_at_event = not rest and not self._after_cr
+        self._is_at_event = not rest  # after a CR, too: the LF of a CRLF would be one more blank line
         return payloads
 
     def _with_lf(self, data: bytes) -> bytes:

@@ -101,7 +101,7 @@ def target_of(raw_path: bytes, query: bytes) -> str:
 
 def is_own(path: str) -> bool:
     """Whether a path, without encodings, is one of ours or below it, however it is written."""
-    plain = path.rstrip("/").lower()
+    plain = path.lower()
     return any(plain == own or plain.startswith(own + "/") for own in OWN_PATHS)
 
 

@@ -79,8 +79,10 @@ def test_random_streams_in_random_cuts_are_read_as_the_standard_says() -> None:
 def test_a_read_of_one_event_is_told_at_once_whatever_came_before() -> None:
     """The quick way may be taken only where an event begins."""
     event = b"data: a\n\n"
-    for before in (b"data: b\n", b"data: b\r", b": c", b"\n", b"\r", b"x\n\r", event, event + b"\r", b"\xef"):
-        assert read([event, before, event, event]) == oracle(event + before + event + event), before
+    for before in (b"data: b\n", b"data: b\r", b": c", b"\n", b"\r", b"x\n\r", event, event + b"\r"):
+        expected = oracle(event + before + event + event)
+        assert read([event, before, event, event]) == expected, before
+        assert read([event + before, event, event]) == expected, before
 
 
 def test_an_event_over_the_limit_is_refused_and_so_is_all_after_it() -> None:

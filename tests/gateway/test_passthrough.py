@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from backend.http_client import HttpClient
+from backend.http_client import HttpClient, HttpLimits
 from backend.http_ports import HttpFault, HttpRequest, Origin
 from gateway.cors import RESPONSE_HEADERS
 from gateway.edge import EdgeParts
@@ -350,6 +350,72 @@ async def test_a_slow_client_holds_the_upstream_back_and_loses_nothing() -> None
         assert line["buffered_peak_bytes"] <= 1 << 19
 
 
+async def test_a_client_that_is_slow_from_the_start_gets_all_of_the_first_read() -> None:
+    body = bytes(200_000)
+
+    async def script(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.answer(body)
+        await peer.gone()
+
+    async with passing(script, reader=ReaderLimits(1 << 16, LIMIT_S)) as (service, upstream):
+        request = Request("/v1/files/f", method="GET")
+        request.client.stops_reading()
+        task = request.start(service.app)
+        await until(lambda: upstream.num_connections)
+        await asyncio.sleep(0.05)
+        request.client.reads_again()
+        async with asyncio.timeout(LIMIT_S):
+            await task
+        assert b"".join(message.get("body", b"") for message in request.client.messages) == body
+
+
+async def test_a_client_that_was_slow_once_is_not_cut_off_later() -> None:
+    limit_s, has_read = 0.3, asyncio.Event()
+
+    async def script(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + b"2\r\nhi\r\n")
+        await has_read.wait()
+        await asyncio.sleep(2 * limit_s)
+        await peer.say(b"2\r\nyo\r\n0\r\n\r\n")
+        await peer.gone()
+
+    async with passing(script, reader=ReaderLimits(1 << 16, limit_s)) as (service, _):
+        request = Request("/v1/files/f", method="GET")
+        request.client.stops_reading()
+        task = request.start(service.app)
+        await until(lambda: any(exchange.outlet.blocked_since_s for exchange in service.flow.in_progress))
+        request.client.reads_again()
+        await until(lambda: task.done() or len(request.client.messages) > 1)
+        was_quick = not task.done()
+        has_read.set()
+        async with asyncio.timeout(LIMIT_S):
+            await task
+        line = await service.line()
+        if was_quick:  # else the machine was busy for those 0.3 s
+            assert line["ended"] == "complete"
+
+
+async def test_a_client_whose_connection_breaks_while_it_is_written_to_ends_its_request() -> None:
+    gone = asyncio.Event()
+
+    async def script(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + b"2\r\nhi\r\n")
+        await peer.gone()
+        gone.set()
+
+    async with passing(script) as (service, _):
+        request = Request("/v1/files/f", method="GET")
+        request.client.error = ConnectionResetError("reset")
+        task = request.start(service.app)
+        async with asyncio.timeout(LIMIT_S):
+            await gone.wait()
+            await task
+        assert (await service.line())["ended"] == "client_closed"
+
+
 async def test_a_client_that_never_reads_is_cut_off() -> None:
     gone = asyncio.Event()
 
@@ -393,6 +459,34 @@ async def test_no_upstream_at_its_address_is_a_502(unused_tcp_port: int) -> None
     async with passing(echo) as (service, _):
         service.target = UpstreamTarget(Origin("127.0.0.1", unused_tcp_port))
         assert await service.refused() == (502, "worker_lost")
+
+
+async def test_an_upstream_that_does_not_take_connections_in_time_is_a_504() -> None:
+    async with passing(echo) as (service, _):
+        service.app.http = slow = HttpClient(HttpLimits(connect_s=0.0))
+        assert await service.refused() == (504, "worker_stalled")
+        await slow.close()
+
+
+async def test_the_heads_limit_is_not_the_bodys() -> None:
+    limit_s, has_begun = 0.2, asyncio.Event()
+
+    async def script(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + b"2\r\nhi\r\n")
+        await has_begun.wait()
+        await asyncio.sleep(2 * limit_s)
+        await peer.say(b"0\r\n\r\n")
+        await peer.gone()
+
+    async with passing(script, head_limit_s=limit_s) as (service, _):
+        receiver = Kept()
+        service.client.send(service.origin, HttpRequest("POST", EMBEDDINGS, [JSON], BODY), receiver)
+        await receiver.has_begun.wait()
+        has_begun.set()
+        await receiver.over.wait()
+        if receiver.status == 200:  # else the machine was busy for those 0.2 s
+            assert receiver.end == "ended"
 
 
 async def test_an_upstream_that_does_not_answer_in_time_is_a_504() -> None:
