@@ -311,7 +311,7 @@ async def measure(
 
 def main(arguments: argparse.Namespace) -> int:
     report = open_report("bench_http_clients", arguments)
-    window_s, num_requests, num_runs = (1.0, 1000, 2) if arguments.quick else (2.0, 3000, 7)
+    window_s, num_requests, num_runs = (1.0, 500, 2) if arguments.quick else (2.0, 3000, 7)
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.sse_server", str(port), str(STEP_MS)]
     with scratch() as folder, running(command, folder / "server.log", port):
