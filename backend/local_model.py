@@ -33,6 +33,7 @@ _FROM_CONFIG: Final = frozenset(
 class LocalModel:
     """`default_sampling`: None where no generation_config.json tells the defaults."""
 
+    folder: Path
     fingerprint: str
     paths: Mapping[str, Path]  # by the file's name
     default_sampling: Mapping[str, Any] | None
@@ -47,7 +48,9 @@ def read_local_model(folder: Path) -> LocalModel:
     try:
         found = read_model_files(folder)
         paths = {info.name: Path(found.paths[info.sha256]) for info in found.files}
-        return LocalModel(found.fingerprint, paths, _default_sampling(folder / "generation_config.json"))
+        return LocalModel(
+            folder, found.fingerprint, paths, _default_sampling(folder / "generation_config.json")
+        )
     except (ModelFilesError, OSError) as error:
         raise MisfitError(f"tokenizer {folder} cannot be used: {error}") from error
 

@@ -29,6 +29,9 @@ class OpenAiKind:
         """A wire of its own, which learns what this server refuses."""
         return Traits(wire=OpenAiWire(), api="openai")
 
+    async def token_ids(self, ask: Ask, model: str, text: str) -> None:
+        """Its tokenizer is its own affair."""
+
     async def stats(self, ask: Ask) -> EngineStats:
         """Its metrics, where it has some; and whether it lives.
 

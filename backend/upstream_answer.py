@@ -42,12 +42,12 @@ class UpstreamAnswer:
     """`http_ports.Receiver` and `pipeline.ports.Handle`.
 
     `send` makes the request and sends it with this object as its receiver; it may be called twice. `fail` is
-    the sink's.
+    the sink's. `give_up` is called once if the connection is closed before the answer was over.
     """
 
     __slots__ = (
-        *("_call", "_events", "_fail", "_has_begun", "_has_events", "_host", "_is_over", "_model"),
-        *("_reader", "_send", "_share", "_status", "_tail", "_whole"),
+        *("_call", "_events", "_fail", "_give_up", "_has_begun", "_has_events", "_host", "_is_over"),
+        *("_model", "_reader", "_send", "_share", "_status", "_tail", "_whole"),
     )
 
     def __init__(
@@ -58,12 +58,14 @@ class UpstreamAnswer:
         fail: Callable[[HeadraceError], None],
         share: Share,
         send: Callable[[UpstreamAnswer], HttpCall],
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._host = host
         self._model = model
         self._reader = reader
         self._fail = fail
         self._share = share
+        self._give_up = give_up
         # Until the server has taken it: it holds the prompt.
         self._send: Callable[[UpstreamAnswer], HttpCall] | None = send
         self._events = SseReader(MAX_EVENT_BYTES)
@@ -82,9 +84,10 @@ class UpstreamAnswer:
         return self._host.key
 
     def abort(self) -> None:
-        """A closed connection is what all these servers take for an abort."""
+        """A closed connection is what all these servers take for an abort, sooner or later."""
         if not self._is_over:
             self._close()
+            self._give_up()
 
     # -- http_ports.Receiver -------------------------------------------------------------------------------
 
@@ -185,6 +188,7 @@ class UpstreamAnswer:
         """Nothing more of this response is wanted."""
         if not self._is_over:
             self._close()
+            self._give_up()
             self._tell(error)
 
     def _end(self, error: HeadraceError) -> None:

@@ -46,6 +46,9 @@ class CompletionsWire:
     def reader(self, call: EngineCall, sink: Sink) -> CompletionsReader:
         return CompletionsReader(sink, call.sampling.get("logprobs"))
 
+    def abort(self, request_id: str) -> None:
+        """vLLM aborts when the connection closes."""
+
     def learn(self, status: int, body: bytes) -> bool:
         return False
 

@@ -49,6 +49,9 @@ class GenerateWire:
     def reader(self, call: EngineCall, sink: Sink) -> GenerateReader:
         return GenerateReader(sink, call.sampling.get("logprobs"))
 
+    def abort(self, request_id: str) -> None:
+        """vLLM aborts when the connection closes."""
+
     def learn(self, status: int, body: bytes) -> bool:
         return False
 

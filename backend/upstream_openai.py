@@ -52,15 +52,19 @@ class OpenAiWire:
     def reader(self, call: TextCall, sink: TextSink) -> ChunkReader:
         return ChunkReader(sink)
 
+    def abort(self, request_id: str) -> None:
+        """There is no common way to tell it but to close the connection."""
+
     def learn(self, status: int, body: bytes) -> bool:
         """A server refused a request. True: the next one is made in another way, so it may be sent again.
 
-        Servers that check for unknown fields and are older than `stream_options` name it in a 400 or 422.
+        Servers that check for unknown fields and are older than `stream_options` name it in a 400 or 422. So
+        may several at once, which were all sent before the first refusal came; each is sent again only once.
         """
-        if self.asks_usage and status in (400, 422) and b"stream_options" in body:
-            self.asks_usage = False
-            return True
-        return False
+        if status not in (400, 422) or b"stream_options" not in body:
+            return False
+        self.asks_usage = False
+        return True
 
 
 class ChunkReader:

@@ -42,6 +42,9 @@ class TokenWire(Protocol):
 
     def reader(self, call: EngineCall, sink: Sink) -> AnswerReader: ...
 
+    def abort(self, request_id: str) -> HttpRequest | None:
+        """What tells the server of a request given up; None where a closed connection does at once."""
+
     def learn(self, status: int, body: bytes) -> bool:
         """A server refused a call. True: the next request is made in another way, so it may be sent again."""
 
@@ -52,6 +55,9 @@ class TextWire(Protocol):
     def request(self, call: TextCall, request_id: str) -> HttpRequest: ...
 
     def reader(self, call: TextCall, sink: TextSink) -> AnswerReader: ...
+
+    def abort(self, request_id: str) -> HttpRequest | None:
+        """As in `TokenWire`."""
 
     def learn(self, status: int, body: bytes) -> bool:
         """As in `TokenWire`."""
@@ -114,6 +120,12 @@ class UpstreamKind(Protocol):
 
     async def traits(self, ask: Ask, sends_defaults: bool) -> Traits:
         """Once per connection. `sends_defaults`: calls hold the sampling defaults of the models' files."""
+
+    async def token_ids(self, ask: Ask, model: str, text: str) -> Sequence[int] | None:
+        """What its own tokenizer makes of a text, without adding anything; None where it does not tell.
+
+        Asked only of those that take and give ids.
+        """
 
     async def stats(self, ask: Ask) -> EngineStats:
         """Once a second. What it raises means that the server does not live."""

@@ -1,23 +1,27 @@
-"""Questions to an upstream server about itself: short answers, with its key and the prefix of its paths.
+"""What is said to an upstream server besides calls, with its key and the prefix of its paths.
 
-What is asked, and what an answer means, is its kind's (`backend/upstream_ports.py`).
+Questions about itself, with short answers, and notices that need none. What is asked, and what an answer
+means, is its kind's (`backend/upstream_ports.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
 from backend.http_call import HttpTimeout
 from backend.http_client import HttpResponse
-from backend.http_ports import HttpCall, HttpFault, HttpRequest, Origin, Receiver
+from backend.http_ports import Headers, HttpCall, HttpFault, HttpRequest, Origin, Receiver
 from backend.replica_life import RefusedError
 from backend.upstream_address import UpstreamAddress
 from backend.upstream_faults import KEY_STATUSES, UpstreamFault, bad_key
 from pipeline.errors import WorkerLost, WorkerStalled
 
 MAX_ANSWER_BYTES: Final = 8 << 20  # vLLM's /metrics has 0.1 MB
+MAX_NOTICES: Final = 64  # on their way at once to one server
+NOTICE_S: Final = 5.0  # for one
 _JSON: Final = ((b"content-type", b"application/json"),)
 
 _T = TypeVar("_T")
@@ -40,6 +44,7 @@ class UpstreamProbe:
         self._http = http
         self._address = address
         self._limit_s = limit_s
+        self.num_notices = 0  # under way
         self._key = () if api_key is None else ((b"authorization", b"Bearer " + api_key.encode()),)
 
     def own(self, request: HttpRequest) -> HttpRequest:
@@ -64,6 +69,19 @@ class UpstreamProbe:
             raise RefusedError(bad_key(str(self._address), response.status))
         raise UpstreamFault(f"{server} answers {method} {target} with HTTP {response.status}")
 
+    def tell(self, request: HttpRequest) -> None:
+        """Send a notice, and take no interest in what becomes of it.
+
+        Nothing is sent where `MAX_NOTICES` are under way: the server does not answer them.
+        """
+        if self.num_notices < MAX_NOTICES:
+            self.num_notices += 1
+            notice = _Notice(self._notice_over)
+            notice.follow(self._http.send(self._address.origin, self.own(request), notice))
+
+    def _notice_over(self) -> None:
+        self.num_notices -= 1
+
     async def told(self, answer: Awaitable[_T]) -> _T:
         """What a kind makes of answers; its `ValueError` is a fault of the server."""
         try:
@@ -71,3 +89,30 @@ class UpstreamProbe:
         except ValueError as error:
             server = f"upstream {self._address}"
             raise UpstreamFault(f"{server} says of itself what cannot be read: {error}") from error
+
+
+class _Notice:
+    """`http_ports.Receiver` of an answer that nobody reads. `on_over` is called once."""
+
+    def __init__(self, on_over: Callable[[], None]) -> None:
+        self._on_over = on_over
+        self._timer: asyncio.TimerHandle | None = None
+
+    def follow(self, call: HttpCall) -> None:
+        def late() -> None:
+            call.abort()
+            self._on_over()
+
+        self._timer = asyncio.get_running_loop().call_later(NOTICE_S, late)
+
+    def begun(self, status: int, headers: Headers) -> None: ...
+
+    def data(self, data: bytes) -> None: ...
+
+    def ended(self) -> None:
+        assert self._timer is not None, "an answer within `send`"
+        self._timer.cancel()
+        self._on_over()
+
+    def failed(self, fault: HttpFault) -> None:
+        self.ended()

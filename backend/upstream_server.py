@@ -32,6 +32,7 @@ from backend.upstream_faults import ModelGone, UpstreamFault
 from backend.upstream_load import Share, UpstreamLoad
 from backend.upstream_ports import EngineStats, ServedModel, Traits, UpstreamKind
 from backend.upstream_probe import Http, UpstreamProbe
+from backend.upstream_tokenizer import FolderTokenizers, TokenizerCheck
 from pipeline.errors import HeadraceError, QueueFull, WorkerLost
 from pipeline.ports import Handle, Sink, TextSink
 from pipeline.values import EngineCall, ModelInfo, TextCall
@@ -56,6 +57,7 @@ class UpstreamSettings:
     models_s: float = 10.0  # how often it is asked which models it has
     min_backoff_s: float = 0.2
     max_backoff_s: float = 3.0
+    tokenizers: FolderTokenizers = field(default_factory=FolderTokenizers, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class UpstreamServer(ReplicaLife):
         self._settings = settings
         self._http = http
         self._probe = UpstreamProbe(http, address, settings.api_key, settings.stall_s)
+        self._tokenizer = TokenizerCheck(kind, self._probe, self.key, settings.tokenizers)
         self._models: dict[str, _Model] | None = None
         self._traits: Traits | None = None
         self._stats = EngineStats()
@@ -97,7 +100,9 @@ class UpstreamServer(ReplicaLife):
         self._is_doubtful = False  # whether it still has the models that it listed
         self._full_until_s = -math.inf
         self._broken = asyncio.Event()  # a call has found that it is gone
-        self._ids = (f"{secrets.token_hex(6)}-{number}" for number in count())
+        prefix = secrets.token_hex(6)
+        # All of one length: SGLang takes an id that is to be aborted for the beginning of ids.
+        self._ids = (f"{prefix}-{number:012d}" for number in count())
 
     # -- backend.replica.Replica ---------------------------------------------------------------------------
 
@@ -183,13 +188,22 @@ class UpstreamServer(ReplicaLife):
     def _submit(self, call: EngineCall | TextCall, sink: Sink | TextSink, share: Share) -> Handle:
         assert self._traits is not None, "it serves nothing"
         wire: Any = self._traits.wire  # the kind's: of the calls that its models' `ModelInfo` asks for
+        request_id = ""
 
         def send(answer: UpstreamAnswer) -> HttpCall:
-            request = self._probe.own(wire.request(call, next(self._ids)))
+            nonlocal request_id
+            request_id = next(self._ids)
+            request = self._probe.own(wire.request(call, request_id))
             return self._http.send(self._address.origin, request, answer)
 
+        def give_up() -> None:
+            if (notice := wire.abort(request_id)) is not None:
+                self._probe.tell(notice)
+
         try:
-            return UpstreamAnswer(self, call.model, wire.reader(call, sink), sink.failed, share, send)
+            return UpstreamAnswer(
+                self, call.model, wire.reader(call, sink), sink.failed, share, send, give_up
+            )
         except BaseException:
             share.release()
             raise
@@ -274,6 +288,7 @@ class UpstreamServer(ReplicaLife):
 
     async def _join(self, listed: Sequence[ServedModel], locals_: Sequence[LocalModel | None]) -> None:
         """Take these models on, in the place of those that it had."""
+        await self._probe.told(self._tokenizer.check(listed, locals_))
         models = {
             served.name: _Model(self._info(served, local), local)
             for served, local in zip(listed, locals_, strict=True)

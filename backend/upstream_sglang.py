@@ -1,8 +1,9 @@
 """An SGLang server as an `UpstreamKind`: where it tells of itself, and its `/generate` as the wire of ids.
 
 Source: SGLang 0.5.23, `srt/entrypoints/http_server.py`. `/health` is not asked: it generates a token and
-takes a second or more. Closing a connection aborts its request within some 2 s (`create_abort_task`);
-`/abort_request` does it at once. `--incremental-streaming-output` saves all ids again with each event.
+takes a second or more. Closing a connection aborts its request 2 s later (`create_abort_task`), and
+`/abort_request` at once: all requests whose ids begin with the one that it is given (`scheduler.py`).
+`--incremental-streaming-output` saves all ids again with each event.
 
 Not here: the request's fields (`sglang_request.py`), the events (`sglang_stream.py`).
 """
@@ -20,6 +21,7 @@ from backend.sglang_request import PriorityRule, generate_body
 from backend.sglang_stream import GenerateReader
 from backend.upstream_models import read_models
 from backend.upstream_ports import Ask, EngineStats, ServedModel, Traits
+from backend.upstream_tokenize import ask_token_ids
 from pipeline.ports import Sink
 from pipeline.values import EngineCall
 
@@ -43,7 +45,7 @@ class SglangWire:
         return GenerateReader(call, sink)
 
     def abort(self, request_id: str) -> HttpRequest:
-        """Ends a request at once, where a closed connection takes up to 2 s."""
+        """Ends it at once, and all whose ids begin with this one: `request_id` must be no beginning."""
         return HttpRequest("POST", "/abort_request", (_JSON,), msgspec.json.encode({"rid": request_id}))
 
     def learn(self, status: int, body: bytes) -> bool:
@@ -83,6 +85,9 @@ class SglangKind:
             block_size=info.page_size or 1,
             versions={"sglang": info.version[:100]} if info.version else {},
         )
+
+    async def token_ids(self, ask: Ask, model: str, text: str) -> Sequence[int] | None:
+        return await ask_token_ids(ask, model, text)
 
     async def stats(self, ask: Ask) -> EngineStats:
         """`/metrics`, else `/v1/loads`; a server that has neither is only asked whether it answers."""

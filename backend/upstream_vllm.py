@@ -18,6 +18,7 @@ from backend.upstream_generate import GENERATE, GenerateWire
 from backend.upstream_metrics import label, values
 from backend.upstream_models import read_models
 from backend.upstream_ports import Ask, EngineStats, ServedModel, TokenWire, Traits
+from backend.upstream_tokenize import ask_token_ids
 
 BLOCK_SIZE: Final = 16  # vLLM's on a GPU
 # 403: it is switched off. 404: a version without it. Anything else is a refusal of the empty request.
@@ -50,6 +51,9 @@ class VllmKind:
         """An empty request is refused where the route exists, and nothing is computed."""
         response = await ask("POST", GENERATE, b"{}", allowed=_ANY_REFUSAL)
         return response.status not in _IS_MISSING
+
+    async def token_ids(self, ask: Ask, model: str, text: str) -> Sequence[int] | None:
+        return await ask_token_ids(ask, model, text)
 
     async def stats(self, ask: Ask) -> EngineStats:
         await ask("GET", "/health")  # 503 when its engine has died

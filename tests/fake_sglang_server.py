@@ -72,7 +72,7 @@ class Play:
     `completion_tokens`. `has_ids`: false for 0.4 without --skip-tokenizer-init. `steps`: how many ids come
     with each event; the last number repeats. `fault`: "error" (a `ValueError` in the stream), "abort" (with
     `abort_status`), "nan", "lost" (an incremental event is dropped), "cut", "breaks_off", "hangs", each after
-    `num_before` events.
+    `num_before` events; "silent": not even a head comes.
     """
 
     ids: Sequence[int] = (11, 12, 13, 2)
@@ -94,6 +94,7 @@ class Play:
     has_loads: bool = True
     is_old: bool = False  # /get_server_info alone
     priority: tuple[bool, bool] = (False, False)  # enabled; low values first
+    tokens: Sequence[int] | None = None  # what its tokenizer makes of any text; None: an older version
 
 
 def reply(play: Play, asked: Asked) -> Reply:
@@ -103,6 +104,8 @@ def reply(play: Play, asked: Asked) -> Reply:
             return _generate(play, asked.body)
         case "/abort_request":
             return Reply()
+        case "/tokenize" if play.tokens is not None:
+            return json_reply({"tokens": play.tokens, "count": len(play.tokens), "max_model_len": -1})
         case "/v1/models":
             card = {"id": MODEL, "object": "model", "owned_by": "sglang", "root": MODEL, "parent": None}
             adapter = {**card, "id": "adapter", "root": "/adapter", "parent": MODEL, "max_model_len": None}
@@ -160,6 +163,8 @@ def _generate(play: Play, body: Any) -> Reply:
         return json_reply({"error": f"unknown field `{unknown[0]}`, expected one of …"}, 400)
     if play.status != 200:
         return json_reply({"error": {"message": "the server does not want this"}}, play.status)
+    if play.fault == "silent":
+        return Reply(is_silent=True)
     return stream_reply(
         events(play, body),
         gap_s=play.gap_s,

@@ -38,6 +38,7 @@ class Reply:
 
     `gap_s`: before each piece but the first. `breaks_off`: the connection is closed after the last piece,
     without the end of the body. `hangs`: nothing comes after the last piece, and the connection stays.
+    `is_silent`: nothing comes at all.
     """
 
     status: int = 200
@@ -48,6 +49,7 @@ class Reply:
     gap_s: float = 0.0
     breaks_off: bool = False
     hangs: bool = False
+    is_silent: bool = False
 
 
 class FakeUpstream:
@@ -99,6 +101,10 @@ class FakeUpstream:
         asked = await _read(reader)
         self.asked.append(asked)
         reply = self._answer(asked)
+        if reply.is_silent:
+            await reader.read(1)
+            self.num_left += 1
+            return False
         fields = {"content-type": reply.content_type, **reply.headers}
         if reply.pieces is None:
             fields["content-length"] = str(len(reply.body))

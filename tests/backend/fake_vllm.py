@@ -50,6 +50,7 @@ class FakeVllm:
         self.health = 200
         self.metrics = METRICS
         self.cached_tokens: int | None = None
+        self.tokenize: Callable[[str], list[int]] | None = None  # None: a version without the route
         self.is_frozen = False  # it accepts connections, and says nothing
         self.answer: Answer = self.echo
         self.calls: list[tuple[str, dict[str, Any], dict[str, str]]] = []
@@ -116,7 +117,13 @@ class FakeVllm:
         guarded = path.startswith(("/v1", "/inference"))
         if guarded and self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
             _write(writer, 401, b'{"error":"Unauthorized"}')
-        elif method == "POST":
+        elif path == "/tokenize" and self.tokenize is not None:
+            prompt = msgspec.json.decode(body)["prompt"]
+            ids = self.tokenize(prompt)
+            _write(
+                writer, 200, msgspec.json.encode({"count": len(ids), "max_model_len": 2048, "tokens": ids})
+            )
+        elif method == "POST" and path != "/tokenize":
             await self._generate(writer, path, headers, body)
         elif path == "/v1/models":
             listed = msgspec.json.encode({"object": "list", "data": self.models})

@@ -148,6 +148,34 @@ async def test_model_without_a_tokenizer_is_a_misfit_and_says_what_is_missing(tm
                 it.pool.check_room("m")
 
 
+async def test_folder_of_another_models_tokenizer_is_a_misfit_until_the_server_is_the_right_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ids of the folder's `</s>`; its words are unknown to the texts."""
+
+    def tokenize(text: str, end: int = 500) -> list[int]:
+        return [end] if text == "</s>" else [0] * len(text.split())
+
+    async with (
+        fake_vllm(tokenize=lambda text: tokenize(text, 7)) as server,
+        pooled(tmp_path, server) as it,
+    ):
+        await until(lambda: it.states == ["refused"])
+        (misfit,) = it.pool.misfits()
+        assert f"vllm+http://127.0.0.1:{server.port} has another tokenizer for 'm'" in misfit
+        assert str(tmp_path / "model") in misfit
+        assert (it.infos, it.pool.statuses()[0].reason) == ([], misfit)
+        asked = server.asked.count("/v1/models")
+        await until(lambda: server.asked.count("/v1/models") > asked + 2)
+        assert len([record for record in caplog.records if "another tokenizer" in record.getMessage()]) == 1
+        server.tokenize = tokenize
+        await it.all_ready()
+        assert it.pool.misfits() == []
+        server.models = [{"id": "m", "max_model_len": 64}]  # changed while it is connected: asked again
+        server.tokenize = lambda text: tokenize(text, 7)
+        await until(lambda: it.states == ["refused"])
+
+
 async def test_key_is_shown_and_a_wrong_one_is_the_operators_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

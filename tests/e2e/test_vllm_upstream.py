@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,10 +19,15 @@ from typing import Any
 
 import pytest
 
+from backend.http_client import HttpClient
+from backend.upstream_address import parse_upstream
+from backend.upstream_probe import UpstreamProbe
+from backend.upstream_vllm import VllmKind
 from tests import stack
+from tests.backend.linked import make_tokenizer
 from tests.e2e.asking import CHAT, COMPLETE, FAILED, REFUSED, ask
 from tests.e2e.resting import assert_no_fault, request_lines, statuses, wait_for
-from tests.processes import Process, answers, free_port
+from tests.processes import Process, answers, free_port, headrace
 from tests.stack import Gateway
 from tests.wire import connect
 
@@ -205,6 +211,26 @@ async def test_client_that_leaves_frees_the_engine(
     await asyncio.to_thread(wait_for, gateway, lambda: statuses(gateway)[-1]["running"] == 0, "counted")
     assert statuses(gateway)[-1]["outstanding_tokens"] == 0
     assert request_lines(gateway)[-1]["ended"] == "client_closed"
+
+
+async def test_tokenizer_of_another_model_ends_the_start(
+    gateways: dict[str, Gateway], server: Server, embedded_model: Path, tmp_path: Path
+) -> None:
+    upstream = f"vllm+http://127.0.0.1:{server.port}"
+    http = HttpClient()
+    probe = UpstreamProbe(http, parse_upstream(upstream), None, 30.0)
+    assert await VllmKind().token_ids(probe, MODEL, "rivers")
+    await http.close()
+    for gateway in gateways.values():  # it was asked there, too, and nothing was found
+        assert "backend.upstream_tokenizer" not in gateway.process.log_text()
+    other = make_tokenizer(tmp_path / "other")
+    command = headrace("gateway", "--port", str(free_port()), "--upstream", upstream)
+    done = await asyncio.to_thread(
+        subprocess.run, [*command, "--tokenizer", str(other)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode not in (0, None)
+    told = done.stdout + done.stderr
+    assert f"{upstream} has another tokenizer for '{MODEL}' than the folder {other}" in told
 
 
 async def test_server_that_nobody_runs_is_told_and_not_used(gateways: dict[str, Gateway]) -> None:
