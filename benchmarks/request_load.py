@@ -1,9 +1,10 @@
 """An open-loop client in a process of its own: requests come when they are due, whatever the answers do.
 
-A plain loop over `select`, since an event loop's own delays would count as the server's. Each request has a
-connection of its own. When bytes of an answer came is the kernel's stamp of their arrival (`SO_TIMESTAMPNS`),
-so that a client which gets the CPU late does not make the server late; the client's own time is kept beside
-it. Not here: who is asked (`bench_request_path.py`).
+A plain loop over `epoll`, since an event loop's own delays would count as the server's. When bytes of an
+answer came is the kernel's stamp of their arrival (`SO_TIMESTAMPNS`), so that a client which gets the CPU
+late does not make the server late; the client's own time is kept beside it. Connections are kept and used
+again, as openai's clients and proxies do, or each request has a new one. Not here: who is asked
+(`bench_request_path.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from statistics import median
 from typing import Any, Final
 
 _SO_TIMESTAMPNS: Final = 35  # Linux; the module `socket` does not name it
 _STAMP: Final = struct.Struct("qq")
 _READ_BYTES: Final = 1 << 16
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 _LIMIT_S: Final = 60.0
 _SPIN_S: Final = 5e-4  # `select` sleeps up to so much too long
 
@@ -53,9 +57,14 @@ class Client:
         self._process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
 
-    def send(self, port: int, requests: Sequence[bytes], rate: float, seed: int = 0) -> list[Timed]:
-        """The requests in order, at times of a Poisson process of `rate` per second."""
-        self._pipe.send((port, list(requests), rate, seed))
+    def send(
+        self, port: int, requests: Sequence[bytes], rate: float, seed: int = 0, *, keeps: bool = True
+    ) -> list[Timed]:
+        """The requests in order, at times of a Poisson process of `rate` per second.
+
+        `keeps`: connections are used again, those that were idle for longest first.
+        """
+        self._pipe.send((port, list(requests), rate, seed, keeps))
         result: list[Timed] | Exception = self._pipe.recv()
         if isinstance(result, Exception):
             raise result
@@ -68,9 +77,9 @@ class Client:
 
 def _serve(pipe: Connection) -> None:
     while True:
-        port, requests, rate, seed = pipe.recv()
+        port, requests, rate, seed, keeps = pipe.recv()
         try:
-            pipe.send(_Run(port, requests, rate, seed).run())
+            pipe.send(_Run(port, requests, rate, seed, keeps).run())
         except Exception as error:
             pipe.send(error)
 
@@ -78,14 +87,17 @@ def _serve(pipe: Connection) -> None:
 class _Run:
     """One series of requests."""
 
-    def __init__(self, port: int, requests: Sequence[bytes], rate: float, seed: int) -> None:
+    def __init__(self, port: int, requests: Sequence[bytes], rate: float, seed: int, keeps: bool) -> None:
         rng = random.Random(seed)
         self._port = port
+        self._keeps = keeps
+        self._idle: deque[socket.socket] = deque()
         self._requests = requests
         self._gaps_s = [rng.expovariate(rate) for _ in requests]
         self._poll = select.epoll()
         self._open: dict[int, _Stream] = {}
-        self._epoch_s = time.time() - time.monotonic()  # the kernel stamps with the wall clock
+        # The kernel stamps with the wall clock. Several looks: this process may have to wait between two.
+        self._epoch_s = median(time.time() - time.monotonic() for _ in range(9))
 
     def run(self) -> list[Timed]:
         results: list[Timed] = []
@@ -93,7 +105,8 @@ class _Run:
         for request, gap_s in zip(self._requests, self._gaps_s, strict=True):
             due_s += gap_s
             self._read_until(due_s)
-            stream = _Stream(self._port, request, self._epoch_s)
+            connection = self._idle.popleft() if self._idle else _connected(self._port)
+            stream = _Stream(connection, request, self._epoch_s)
             stream.timed.late_s = time.perf_counter() - due_s
             self._open[stream.fileno] = stream
             self._poll.register(stream.fileno, select.EPOLLIN)
@@ -103,6 +116,8 @@ class _Run:
             if time.perf_counter() > limit_s:
                 raise TimeoutError(f"{len(self._open)} of {len(results)} answers did not end")
             self._read(0.1)
+        for connection in self._idle:
+            connection.close()
         return results
 
     def _read_until(self, due_s: float) -> None:
@@ -114,39 +129,48 @@ class _Run:
             stream = self._open[fileno]
             if not stream.read():
                 self._poll.unregister(fileno)
-                stream.close()
                 del self._open[fileno]
+                if self._keeps and stream.is_whole:
+                    self._idle.append(stream.connection)
+                else:
+                    stream.connection.close()
+
+
+def _connected(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    return connection
 
 
 class _Stream:
     """One request and its answer, counted rather than parsed."""
 
-    def __init__(self, port: int, request: bytes, epoch_s: float) -> None:
+    def __init__(self, connection: socket.socket, request: bytes, epoch_s: float) -> None:
+        self.connection = connection
+        self.fileno = connection.fileno()
+        self.is_whole = False  # the connection can be used again
         self._epoch_s = epoch_s
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        self.fileno = self._socket.fileno()
         self._tail = b""
+        connection.setblocking(True)
         self.timed = Timed(time.monotonic())
-        self._socket.sendall(request)
-        self._socket.setblocking(False)
+        connection.sendall(request)
+        connection.setblocking(False)
 
     def read(self) -> bool:
         """Take what has come; whether more may come."""
-        data, notes, _, _ = self._socket.recvmsg(_READ_BYTES, 64)
+        data, notes, _, _ = self.connection.recvmsg(_READ_BYTES, 64)
         timed = self.timed
         if not timed.first_text_s:
             self._begin(data, notes)
         tail = self._tail + data
+        self._tail = tail[-2048:]
+        if not tail.endswith(_LAST_CHUNK):
+            return bool(data) and timed.status == 200
+        self.is_whole = True
         if b"[DONE]" in tail:
             self._end(tail)
-            return False
-        self._tail = tail[-2048:]
-        return bool(data) and timed.status == 200
-
-    def close(self) -> None:
-        self._socket.close()
+        return False
 
     def _begin(self, data: bytes, notes: Sequence[Any]) -> None:
         timed, seen_s = self.timed, time.monotonic()

@@ -172,20 +172,19 @@ class _Steps:
     def __iter__(self) -> Generator[Any, Any, Any]:
         run, stage, steps = self._watch.run, self._stage, self._steps
         send: Callable[[Any], Any] = getattr(steps, "send", lambda value: next(steps))
-        value: Any = None
-        try:
-            while True:
-                try:
-                    value = yield run(stage, send, value)
-                except GeneratorExit:
-                    run(stage, steps.close)
-                    raise
-                except BaseException as error:
-                    if isinstance(error, StopIteration):
-                        return error.value
-                    value = yield run(stage, steps.throw, error)
-        except StopIteration as done:
-            return done.value
+        step, value = send, None
+        while True:
+            try:
+                waits_for = run(stage, step, value)
+            except StopIteration as done:
+                return done.value
+            try:
+                step, value = send, (yield waits_for)
+            except GeneratorExit:
+                run(stage, steps.close)
+                raise
+            except BaseException as error:  # a cancel must reach the work where it waits
+                step, value = steps.throw, error
 
 
 def resolve(name: str) -> tuple[Any, str, Callable[..., Any]]:
