@@ -9,8 +9,10 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from gateway.chat_messages import UNSUPPORTED, Message, to_messages
 from gateway.openai_schema import parse_chat
 from pipeline.content_format import ContentFormat
 from pipeline.conversation import conversation
@@ -153,3 +155,40 @@ def test_arguments_with_too_many_values_are_refused_before_they_are_decoded(call
 def test_arguments_with_a_long_text_of_many_commas_are_taken() -> None:
     text = json.dumps({"csv": '1,2,"x",[]\n' * 40_000})
     assert ours([{"role": "assistant", "tool_calls": [call(text)]}], STRINGS)
+
+
+# A value for each field of a message beside role and content: by any of them it is no plain one.
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+OTHER_FIELDS = {
+    "name": "n",
+    "tool_calls": [CALL],
+    "tool_call_id": "c",
+    "reasoning": "r",
+    "reasoning_content": "r",
+    "audio": {"id": "a"},
+    "function_call": {"name": "f"},
+    "task": "t",
+    "tools": [{}],
+}
+
+
+def test_every_field_of_a_message_is_looked_at() -> None:
+    assert OTHER_FIELDS.keys() == set(Message.__struct_fields__) - {"role", "content"}
+
+
+@pytest.mark.parametrize("name", OTHER_FIELDS)
+def test_message_with_another_field_is_read_with_it_or_refused(name: str) -> None:
+    role = "tool" if name == "tool_call_id" else "assistant"
+    message = msgspec.convert({"role": role, "content": "a", name: OTHER_FIELDS[name]}, Message)
+    if name in UNSUPPORTED:
+        with pytest.raises(InvalidRequest) as refused:
+            to_messages([message], 8)
+        assert refused.value.param == f"messages[0].{name}"
+        return
+    (read,) = to_messages([message], 8)
+    assert read.keys() == {"role", "content", name.removesuffix("_content")}
+
+
+def test_content_that_is_missing_is_refused_whatever_the_role_but_the_assistants() -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.content"):
+        to_messages([Message(role="user", content="a"), Message(role="user")], 8)
