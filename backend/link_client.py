@@ -6,6 +6,7 @@ Handshake, framing, silence, files. What a frame means for the streams is `backe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import ssl
 import time
@@ -17,6 +18,7 @@ from backend import link
 from backend.address import Address, connect, tune
 from backend.dispatch import Dispatch
 from backend.file_receiver import FileReceiver
+from backend.first_tokens import FirstTokens
 from backend.framing import Framer
 from backend.link import (
     Challenge,
@@ -87,6 +89,7 @@ class LinkClient(asyncio.Protocol):
         self.media: Support = {}  # what the worker takes, once it has introduced itself
         self.heard_s = clock()  # when the worker last sent anything
         self._dispatch = Dispatch(str(address), self._write)
+        self._tokens = FirstTokens(self._dispatch.step, self._broken)
         self.ended: asyncio.Future[EngineFault] = loop.create_future()
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
         self._secret = secret or b""
@@ -180,14 +183,15 @@ class LinkClient(asyncio.Protocol):
         self._silence.broken()
         try:
             for frame in self._framer.feed(data):
+                self._tokens.catch_up()
                 if type(frame) is Step and self._phase == "open":
-                    self._dispatch.step(frame.deltas, now_s)
+                    self._tokens.step(frame.deltas, now_s)
                 else:
                     self._receive(frame)
                 if self._phase == "closed":
                     return
         except LinkError as error:
-            self.end(WorkerLost(f"worker {self.worker} broke the protocol: {error}"))
+            self._broken(error)
 
     def pause_writing(self) -> None:
         self._dispatch.pause()
@@ -205,6 +209,10 @@ class LinkClient(asyncio.Protocol):
         """Close and fail every live choice with this error. Idempotent."""
         if self._phase == "closed":
             return
+        with contextlib.suppress(LinkError):
+            self._tokens.catch_up()
+        if self._phase == "closed":  # by one of the sinks
+            return
         self._phase = "closed"
         self._silence.stop()
         if self._transport is not None:
@@ -213,6 +221,9 @@ class LinkClient(asyncio.Protocol):
         self._on_end(error)
         self._files.fail(error)
         self._dispatch.fail_all(error)
+
+    def _broken(self, error: LinkError) -> None:
+        self.end(WorkerLost(f"worker {self.worker} broke the protocol: {error}"))
 
     def _stalled(self, limit_s: float) -> None:
         self.end(WorkerStalled(f"worker {self.worker} has sent nothing for {limit_s:g} s"))

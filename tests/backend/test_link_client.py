@@ -167,6 +167,85 @@ async def test_tokens_reach_their_sink_with_all_that_belongs_to_them() -> None:
     worker.client.close()
 
 
+NUM_LATER = 10  # enough tokens of other streams to be worth another turn of the loop
+
+
+def long_step(worker: Worker) -> tuple[list[RecordingSink], Step]:
+    """The sinks of one stream that begins and of others that run, and a step that has tokens for all."""
+    submits = [worker.submit() for _ in range(1 + NUM_LATER)]
+    first, *others = [frame for _, frame, _ in submits]
+    deltas = [Delta(first.slot, first.generation, [1], extra=Extra(is_first=True))]
+    deltas += [Delta(frame.slot, frame.generation, [2]) for frame in others]
+    return [sink for sink, _, _ in submits], Step(deltas)
+
+
+async def test_first_token_does_not_wait_for_those_of_other_streams() -> None:
+    worker = shaken()
+    (first, *others), step = long_step(worker)
+    worker.send(step)
+    assert (first.ids, [sink.ids for sink in others]) == ([1], [[]] * NUM_LATER)
+    await asyncio.sleep(0)
+    assert [sink.ids for sink in others] == [[2]] * NUM_LATER
+    worker.client.close()
+
+
+async def test_a_few_other_tokens_come_at_once() -> None:
+    worker = shaken()
+    (first, *others), step = long_step(worker)
+    worker.send(Step(step.deltas[:4]))
+    assert [sink.ids for sink in (first, *others[:3])] == [[1], [2], [2], [2]]
+    worker.client.close()
+
+
+async def test_next_frame_finds_all_tokens_of_the_step_before_handed_on() -> None:
+    worker = shaken()
+    (first, *others), step = long_step(worker)
+    later = [Delta(delta.slot, delta.generation, [3], "stop") for delta in step.deltas]
+    worker.send(step, Step(later))
+    assert first.ids == [1, 3]
+    assert [sink.ids for sink in others] == [[2, 3]] * NUM_LATER
+    await asyncio.sleep(0)
+    assert [sink.ids for sink in others] == [[2, 3]] * NUM_LATER, "nothing comes twice"
+    worker.client.close()
+
+
+async def test_lost_link_ends_streams_behind_their_last_tokens() -> None:
+    worker = shaken()
+    (_, *others), step = long_step(worker)
+    worker.send(step)
+    worker.client.connection_lost(None)
+    for sink in others:
+        assert sink.ids == [2]
+        assert isinstance(sink.ended.result(), WorkerLost)
+    await asyncio.sleep(0)
+    assert [sink.ids for sink in others] == [[2]] * NUM_LATER
+
+
+async def test_sink_that_closes_the_link_while_it_catches_up_ends_it_once() -> None:
+    worker = shaken()
+    (_, other, *_), step = long_step(worker)
+
+    def tokens(*_: Any) -> None:
+        worker.client.close("enough")
+
+    other.tokens = tokens  # type: ignore[method-assign, assignment]
+    slot = worker.client.slots.find(step.deltas[1].slot, step.deltas[1].generation)
+    assert slot is not None
+    slot.tokens = tokens  # type: ignore[assignment]
+    worker.send(step)
+    worker.client.connection_lost(None)
+    assert "enough" in str(worker.client.ended.result())
+
+
+async def test_slot_never_used_in_what_waits_of_a_step_ends_the_link() -> None:
+    worker = shaken()
+    _, step = long_step(worker)
+    worker.send(Step([*step.deltas, Delta(500, 1, [2])]))
+    assert worker.client.is_open
+    await asyncio.sleep(0)
+    assert "broke the protocol" in str(worker.client.ended.result())
+
+
 async def test_tokens_of_another_generation_or_slot_are_dropped_and_counted() -> None:
     worker = shaken()
     first, old, _ = worker.submit()
