@@ -165,8 +165,7 @@ class ChannelText:
             text = text_filter.feed(text)
             if self._queue is not None:
                 self._queue.num_held = text_filter.held
-            if text_filter.held:
-                self.note_hold(text_filter)
+            self.is_new_hold = text_filter.held > 0 and self.note_hold(text_filter)
             if text_filter.hits or text_filter.blocked:
                 self.settle(text_filter)
         return text if self._escape is None else self._escape(text)

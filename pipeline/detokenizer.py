@@ -16,7 +16,7 @@ Not here: decoders that hardly any model has (`rare_detokenizers.py`).
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pipeline.decoder_kind import DecoderKind
@@ -28,7 +28,7 @@ from pipeline.rare_detokenizers import (
     WholeDetokenizer,
     lead_of,
 )
-from pipeline.vocabulary import Vocabulary
+from pipeline.vocabulary import TextsById, Vocabulary
 
 __all__ = ["Detokenizer", "Piece", "Vocabulary", "open_detokenizer"]
 
@@ -55,10 +55,12 @@ class ByteLevelDetokenizer:
     their bytes are in `_held`, or that came after it and have none.
     """
 
-    __slots__ = ("_controls", "_fragments", "_held", "_texts", "_waiting")
+    __slots__ = ("_controls", "_fragments", "_held", "_listed", "_texts", "_waiting")
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool = True) -> None:
         self._texts = vocabulary.texts_without_special if skip_special_tokens else vocabulary.texts
+        listed, all_listed = vocabulary.listed_texts_without_special, vocabulary.listed_texts
+        self._listed = listed if skip_special_tokens else all_listed
         self._fragments = vocabulary.fragments
         self._controls = vocabulary.controls
         self._held = b""
@@ -70,9 +72,9 @@ class ByteLevelDetokenizer:
         return bool(self._held) and self._held is not _ENDED
 
     @property
-    def texts_now(self) -> Mapping[int, str | None] | None:
+    def texts_now(self) -> TextsById | None:
         """See `Detokenizer`."""
-        return None if self._held else self._texts
+        return None if self._held else self._listed
 
     def feed(self, ids: list[int]) -> str:
         """See `Detokenizer`."""
@@ -212,7 +214,7 @@ class MidTextDetokenizer:
         return bool(self._run)
 
     @property
-    def texts_now(self) -> Mapping[int, str | None] | None:
+    def texts_now(self) -> TextsById | None:
         """See `Detokenizer`."""
         return self._texts if self._is_direct else None
 

@@ -11,7 +11,7 @@ Not here: which stages a request has (`outbound_plan.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from filters.hit import Hit
@@ -24,6 +24,7 @@ from pipeline.logprob_queue import LogprobQueue
 from pipeline.pieces import Detokenizer
 from pipeline.stop_strings import StopMatcher
 from pipeline.values import FinishReason, TokenLogprobs
+from pipeline.vocabulary import TextsById
 
 # vLLM's finish reasons in OpenAI's words; `abort` and `error` are no finish but a fault.
 FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
@@ -76,7 +77,7 @@ class Outbound:
         self.is_new_hold = False  # the last feed began to hold, or what was held before it has all left
         # While nothing is under way: the text of an id, the characters for which it must be fed, what else
         # must see it.
-        self._texts: Mapping[int, str | None] | None = None
+        self._texts: TextsById | None = None
         self._starts: frozenset[str] = NO_STARTS
         self._filter: TextFilter | None = None
         self._units: deque[tuple[str, Sequence[int]]] = deque()  # the stop matcher holds a part of their text
@@ -119,7 +120,10 @@ class Outbound:
         texts = self._texts
         if texts is None or len(ids) != 1:
             return self._feed_text(ids)
-        text = texts[ids[0]]
+        try:
+            text = texts[ids[0]]
+        except IndexError:  # no token of the vocabulary
+            text = None
         if not text or not self._starts.isdisjoint(text):
             return self._feed_text(ids)
         text_filter = self._filter

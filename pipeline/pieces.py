@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from pipeline.vocabulary import TextsById
+
 
 class Piece(NamedTuple):
     """Text, and the ids that have been fed since the piece before: mostly one.
@@ -30,7 +32,7 @@ class Detokenizer(Protocol):
         """Whether ids were taken whose text is still uncertain."""
 
     @property
-    def texts_now(self) -> Mapping[int, str | None] | None:
+    def texts_now(self) -> TextsById | None:
         """What `feed` would return for one id, None for an id that must be fed; None: every id must be.
 
         Stays as it is until ids are fed or the stream is flushed.

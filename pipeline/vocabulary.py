@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Final
+from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 
@@ -42,8 +42,23 @@ def _spelled_bytes(token: str) -> bytes:
         return token.encode()
 
 
+class TextsById(Protocol):
+    """Text of an id; None where it depends on the tokens around it. May raise `IndexError` past the last."""
+
+    def __getitem__(self, token_id: int, /) -> str | None: ...
+
+
 class _Texts(dict[int, str | None]):
     """Id -> text, None where it depends on the tokens around it; nothing for an id that is not there."""
+
+    def listed(self) -> TextsById:
+        """The same as a list, if that is not mostly gaps.
+
+        A look-up in a list reads two cold places of memory, the slot and the text; in a dict of 150,000 ids
+        four, the index, the entry and the key besides. With many streams that is 0.5 us.
+        """
+        num_ids = max(self, default=-1) + 1
+        return [self[token_id] for token_id in range(num_ids)] if num_ids <= 2 * len(self) else self
 
     def __missing__(self, token_id: int) -> str | None:
         return ""
@@ -107,9 +122,12 @@ class Vocabulary:
         self.partial_ids = frozenset(self._fallback_bytes)
         self.texts: Mapping[int, str | None]
         self.texts_without_special: Mapping[int, str | None]
+        self.listed_texts: TextsById | None = None  # of a byte-level tokenizer, for the token path
+        self.listed_texts_without_special: TextsById | None = None
         if self.is_byte_level:
-            self.texts, self.fragments = _by_wholeness(self.tokens)
-            self.texts_without_special = _Texts(self.texts | dict.fromkeys(self.special_ids, ""))
+            self.texts, self.fragments = texts, _ = _by_wholeness(self.tokens)
+            self.texts_without_special = visible = _Texts(texts | dict.fromkeys(self.special_ids, ""))
+            self.listed_texts, self.listed_texts_without_special = texts.listed(), visible.listed()
         else:
             self.fragments = {}
             self.texts = _AskedTexts(self.tokens, self._mid_text)

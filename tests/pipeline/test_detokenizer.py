@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from array import array
 from functools import cache
@@ -151,6 +152,27 @@ def test_text_leaves_as_soon_as_no_later_token_can_change_it(name: str) -> None:
         certain = common_beginning([decode(ids), *(decode([*ids, *more]) for more in following)])
         assert shown == certain, ids
         assert detokenizer.is_mid_character == (shown != decode(ids))
+
+
+@with_and_without_special
+@every_tokenizer
+def test_texts_now_are_what_feed_gives(name: str, skip: bool) -> None:
+    words, rng = vocabulary(name), random.Random(f"now{name}{skip}")
+    num_known = 0
+    for _ in range(20):
+        detokenizer = open_detokenizer(words, skip)
+        for token_id in random_ids(words, rng, 40):
+            now = detokenizer.texts_now
+            known = None
+            if now is not None:
+                with contextlib.suppress(IndexError):
+                    known = now[token_id]
+            shown = detokenizer.feed([token_id])
+            assert known in (None, shown)
+            num_known += bool(known)
+        detokenizer.flush()
+        assert detokenizer.texts_now is None
+    assert num_known > 20 or words.kind in (DecoderKind.WHOLE, DecoderKind.REPEATS, DecoderKind.SUFFIX)
 
 
 def test_decoder_that_looks_at_the_whole_text_gives_it_at_the_end() -> None:

@@ -13,6 +13,7 @@ from filters.rules import Rule, RuleSet
 from filters.stream import CompiledRules
 from pipeline.channel_text import ChannelText
 from pipeline.channels import Channels
+from pipeline.control_dropper import ControlAutomaton, ControlDropper
 from pipeline.detokenizer import open_detokenizer
 from pipeline.events import CONTENT, PositionLogprobs
 from pipeline.logprob_queue import LogprobQueue
@@ -391,6 +392,7 @@ def test_token_that_ends_a_masked_word_in_mid_character_is_dropped_too() -> None
         """First `敏感词` and a third of the next character, then the rest of that, then a whole one."""
 
         is_mid_character = False
+        texts_now = None
 
         def feed(self, ids: list[int]) -> str:
             raise AssertionError("it matters which id made which text")
@@ -530,3 +532,82 @@ def test_hold_begins_anew_when_all_that_was_held_has_left() -> None:
         seen.append((out.num_held, out.num_held > 0 and out.is_new_hold))
     # The first `a` begins a hold of one character, the third lets it go and begins the next one.
     assert seen == [(0, False), (1, True), (2, False), (2, True), (2, False), (0, False)]
+
+
+# -- the token path ------------------------------------------------------------------------------------------
+
+
+def plain_choice(*rules: Rule, passes_by: bool = True) -> Outbound:
+    """A choice without logprobs and parsers: stages with nothing to do may be passed by, or not."""
+
+    class EachStage(ChannelText):
+        __slots__ = ()
+        filter_now = None
+
+    dropper = ControlDropper(ControlAutomaton(["<|im_end|>", "<x>"]))
+    text_filter = CompiledRules(RuleSet(rules)).stream()
+    content = (ChannelText if passes_by else EachStage)(CONTENT, dropper, text_filter=text_filter)
+    return Outbound(open_detokenizer(vocabulary()), Channels(content))
+
+
+def some_ids(rng: random.Random) -> list[int]:
+    """Whole texts, halves of characters and of control strings, special tokens, ids of no token."""
+    ids: list[int] = []
+    while len(ids) < 60:
+        text = rng.choice(
+            ["a", " the", "<", "<x>", "<|im_", "end|>", "敏", "感", "词", "敏感", "é", "e\\u0301", ""]
+        )
+        ids += (byte_ids if rng.random() < 0.4 else ids_of)(text)
+        ids += byte_ids("敏")[: rng.randint(1, 2)] * (rng.random() < 0.1)
+        ids += [rng.choice([special("<|im_end|>"), 10**6])] * (rng.random() < 0.1)
+    return ids
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_stages_that_are_passed_by_would_have_done_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    ids = some_ids(rng)
+    rules = [(), (MASK,), (MASK, Rule("w", ("the",), "mask", replacement="T", whole_word=True)), (BLOCK,)][
+        seed % 4
+    ]
+    quick, whole = plain_choice(*rules), plain_choice(*rules, passes_by=False)
+    for chunk in random_split(ids, rng) if seed % 3 else [[token_id] for token_id in ids]:
+        shown = [choice.feed(list(chunk)) for choice in (quick, whole)]
+        assert shown[0] == shown[1]
+        assert (quick.is_new_hold, quick.num_held) == (whole.is_new_hold, whole.num_held)
+        assert quick.take_hits() == whole.take_hits()
+        assert quick.finish == whole.finish
+        if quick.finish is not None:
+            return
+        if rng.random() < 0.05:
+            assert quick.expire() == whole.expire()
+            if quick.finish is not None:
+                return
+    assert quick.feed([], "length") == whole.feed([], "length")
+    assert quick.take_hits() == whole.take_hits()
+    assert (quick.peak_held, quick.num_leaked) == (whole.peak_held, whole.num_leaked)
+
+
+def test_a_token_of_plain_text_is_not_shown_to_stages_without_anything_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choice = plain_choice(MASK)
+    letter, half, rest = ids_of("a"), byte_ids("é")[:1], byte_ids("é")[1:]
+    choice.feed(letter)
+    with monkeypatch.context() as patched:
+        patched.setattr(ChannelText, "feed", lambda *_: pytest.fail("it went through all stages"))
+        assert choice.feed_text(letter) == "a"
+    assert choice.feed_text(half) == ""
+    assert choice.feed_text(rest) == "é"
+    with monkeypatch.context() as patched:
+        patched.setattr(ChannelText, "feed", lambda *_: pytest.fail("it went through all stages"))
+        assert choice.feed_text(letter) == "a"
+
+
+def test_a_choice_that_has_ended_refuses_plain_text() -> None:
+    choice = plain_choice(BLOCK)
+    choice.feed(ids_of("a"))
+    choice.feed(ids_of("敏感词"))
+    assert choice.finish == "content_filter"
+    with pytest.raises(AssertionError):
+        choice.feed_text(ids_of("a"))
