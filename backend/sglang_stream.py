@@ -121,11 +121,10 @@ class GenerateReader:
 
 def _first(meta: Meta) -> FirstToken:
     begun_s, ended_s = meta.forward_entry_time, meta.prefill_finished_time
-    prefill_s = ended_s - begun_s if begun_s is not None and ended_s is not None else 0.0
     return FirstToken(
-        cached_tokens=meta.cached_tokens or 0,
-        queue_ms=max(0.0, (meta.queue_time or 0.0) * 1e3),
-        prefill_ms=max(0.0, prefill_s * 1e3),
+        cached_tokens=meta.cached_tokens,
+        queue_ms=None if meta.queue_time is None else max(0.0, meta.queue_time * 1e3),
+        prefill_ms=None if begun_s is None or ended_s is None else max(0.0, (ended_s - begun_s) * 1e3),
         prompt_tokens=meta.prompt_tokens,
     )
 

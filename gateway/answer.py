@@ -125,10 +125,11 @@ class Answer:
         record, prompt = self.record, self._prompts[index]
         if call is not None and first is not None:
             worker = self._choices[index].worker
-            self._observe_prompt(worker, call.prompt.ids, call.cache_salt, first, now_s)
+            begun_s = now_s if record.first_token_s is None else record.first_token_s  # it may be told late
+            self._observe_prompt(worker, call.prompt.ids, call.cache_salt, first, begun_s)
         if first is not None and prompt in self._new_prompts:
             self._new_prompts.remove(prompt)  # its other choices find the cache filled by the first
-            record.cached_tokens += first.cached_tokens
+            record.add_cached(first.cached_tokens)
             if first.prompt_tokens is not None:
                 self._count_media(index, first.prompt_tokens - self._prompt_tokens[index])
         if record.first_token_s is None:
@@ -142,7 +143,7 @@ class Answer:
         if usage.prompt_tokens is not None and prompt in self._new_prompts:
             self._new_prompts.remove(prompt)
             record.prompt_tokens += usage.prompt_tokens
-            record.cached_tokens += usage.cached_tokens or 0
+            record.add_cached(usage.cached_tokens)
         record.is_counted = not self._new_prompts
 
     def _count_media(self, index: int, num_more: int) -> None:

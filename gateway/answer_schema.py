@@ -23,7 +23,7 @@ class Answer(msgspec.Struct, kw_only=True):
 class PromptTokensDetails(Answer):
     """Of the prompt's tokens, those that the engine had cached; and what a context policy left out before."""
 
-    cached_tokens: int
+    cached_tokens: Annotated[int | None, Meta(description="null where the engine's server does not tell.")]
     dropped_messages: Annotated[
         int | UnsetType,
         Meta(description="Whole messages. Only after something was dropped, as the next two."),

@@ -153,10 +153,10 @@ class Choice:
         if finish is not None and finish not in FINISH:
             self.failed(EngineFailed(f"The engine ended the request with the reason {finish!r}."))
             return
-        if first is not None or self.last_s is None:
-            answer.on_first(self._index, self._call, first, now_s)
-        else:
+        if self.last_s is not None:
             self._observe_gap(now_s - self.last_s)
+        if first is not None or self.last_s is None:  # some servers tell it with the last token
+            answer.on_first(self._index, self._call, first, now_s)
         self.last_s = now_s
         self.num_tokens += len(ids)
         self._count()

@@ -28,7 +28,7 @@ class RequestRecord:
     is_counted: bool = True  # the prompt's tokens; a server of text may not say
     output_tokens: int = 0
     reasoning_tokens: int | None = None  # of the output tokens; None: no parser of reasoning
-    cached_tokens: int = 0
+    cached_tokens: int | None = None  # of the prompt tokens; None: the engine has not told
     media_tokens: dict[MediaKind, int] = field(default_factory=dict)  # of the prompt tokens
     dropped: Dropped | None = None  # by a context policy
     stages_s: dict[str, float] = field(default_factory=dict)
@@ -54,6 +54,11 @@ class RequestRecord:
         now_s = monotonic()
         self.stages_s[stage] = now_s - self._stage_s
         self._stage_s = now_s
+
+    def add_cached(self, num_tokens: int | None) -> None:
+        """So much of one more prompt was cached; None where the engine does not tell."""
+        if num_tokens is not None:
+            self.cached_tokens = num_tokens + (self.cached_tokens or 0)
 
     @property
     def usage(self) -> Usage | None:
@@ -82,13 +87,16 @@ class RequestRecord:
         return (self.last_token_s - self.first_token_s) * self.num_choices / num_later
 
     def timings(self, now_s: float) -> dict[str, Any]:
-        """The object of `stream_options.include_timings`: milliseconds, and cached prompt tokens."""
+        """The object of `stream_options.include_timings`: milliseconds, and cached prompt tokens.
+
+        What the engine does in that time is there only where it tells it.
+        """
         timings: dict[str, Any] = {f"{name}_ms": _ms(seconds) for name, seconds in self.stages_s.items()}
-        if self.first is not None:
-            timings |= {
-                "queue_ms": round(self.first.queue_ms, 3),
-                "prefill_ms": round(self.first.prefill_ms, 3),
-            }
+        first = self.first or FirstToken()
+        if first.queue_ms is not None:
+            timings["queue_ms"] = round(first.queue_ms, 3)
+        if first.prefill_ms is not None:
+            timings["prefill_ms"] = round(first.prefill_ms, 3)
         return timings | {
             "ttft_ms": _ms(self.ttft_s),
             "tpot_ms": _ms(self.tpot_s),
@@ -99,7 +107,7 @@ class RequestRecord:
     def server_timing(self) -> bytes:
         """The `server-timing` header: the stages known when the head is sent."""
         parts = [f"{name};dur={seconds * 1e3:.3f}" for name, seconds in self.stages_s.items()]
-        if self.first is not None:
+        if self.first is not None and self.first.queue_ms is not None:
             parts.append(f"queue;dur={self.first.queue_ms:.3f}")
         return ", ".join(parts).encode()
 
@@ -159,13 +167,14 @@ class RequestRecord:
         figures.duration.observe(now_s - self.started_s)
         figures.input_tokens.observe(self.prompt_tokens)
         figures.output_tokens.observe(self.output_tokens)
-        add((metrics.cached_tokens, labels), self.cached_tokens)
+        if self.cached_tokens is not None:
+            add((metrics.cached_tokens, labels), self.cached_tokens)
         if self.dropped is not None:
             add((metrics.dropped_messages, labels), self.dropped.num_messages)
             add((metrics.dropped_tokens, labels), self.dropped.num_tokens)
         if self.first_token_s is not None:
             figures.ttft.observe(self.first_token_s - self.started_s)
-        if self.first is not None:
+        if self.first is not None and self.first.queue_ms is not None:
             figures.queue.observe(self.first.queue_ms / 1e3)
         tpot_s = self.tpot_s
         if tpot_s is not None:

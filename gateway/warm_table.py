@@ -201,17 +201,18 @@ class WarmTable:
         num_bytes = BYTES_PER_ID * row.warmed_tokens
         return row.ids[:num_bytes] + (row.ids[num_bytes : num_bytes + BYTES_PER_ID] or row.ids[:BYTES_PER_ID])
 
-    def done(self, row: WarmRow, cached_tokens: int, now_s: float) -> None:
-        """The warm-up has ended; `cached_tokens` is what the engine already had."""
+    def done(self, row: WarmRow, cached_tokens: int | None, now_s: float) -> None:
+        """The warm-up has ended; `cached_tokens` is what the engine already had, None if it does not tell."""
         assert row.ids is not None
         self._advance(row, "done")
         self._tried(row)
         row.num_warmups += 1
         row.num_attempts, row.error = 0, ""
         row.warmed_s, row.cached_tokens = now_s, cached_tokens
-        self._saw(row, cached_tokens)
-        if row.is_check:
-            row.expected_tokens = row.best_tokens
+        if cached_tokens is not None:
+            self._saw(row, cached_tokens)
+            if row.is_check:
+                row.expected_tokens = row.best_tokens
         row.is_check = False
         if not row.is_indexed:
             row.is_indexed = True

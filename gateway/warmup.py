@@ -59,6 +59,7 @@ class _Site:
         self.worker = worker
         self.shape = shape
         self.table = table
+        self.is_mute = False  # it has not told how much of a prompt was cached
         self.name = ""  # the worker's own, of its present start
         self.wake = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -233,11 +234,18 @@ class Warmup:
         site.table.done(row, first.cached_tokens, now_s)
         self._metrics.warmups.labels(site.worker.key, row.reason).inc()
         self._metrics.warmup.observe(took_s)
-        if is_check and row.expected_tokens < row.warmed_tokens:
+        if is_check and first.cached_tokens is not None and row.expected_tokens < row.warmed_tokens:
             logger.warning(
                 "worker %s had %d of the %d tokens of warm prompt %d left, which it had just computed: "
                 "is its prefix caching on, and its KV cache large enough?",
                 *(site.name, first.cached_tokens, row.warmed_tokens, row.key.number),
+            )
+        if first.cached_tokens is None and not site.is_mute:
+            site.is_mute = True
+            logger.info(
+                "worker %s does not tell how much of a prompt it had cached, so evictions are not noticed: "
+                "a stock vLLM server tells it with --enable-prompt-tokens-details",
+                site.name,
             )
 
     # -- what live requests tell ---------------------------------------------------------------------------
@@ -251,9 +259,9 @@ class Warmup:
         Called once per choice: 0.1 us without warm prompts, 3 us with 100 of 4,000 tokens.
         """
         site = self._by_name.get(worker)
-        if site is not None:
+        if site is not None and first.cached_tokens is not None:
             # The engine looks a prompt up when it is scheduled; a warm-up may have ended since.
-            looked_up_s = now_s - first.prefill_ms / 1e3
+            looked_up_s = now_s - (first.prefill_ms or 0.0) / 1e3
             if site.table.observe(prompt_ids, cache_salt, first.cached_tokens, looked_up_s, now_s):
                 site.wake.set()
 

@@ -221,11 +221,14 @@ class TextUsage:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """What the engine tells with a choice's first token. Durations in milliseconds, never clocks."""
+    """What the engine tells with a choice's first token, and a stock vLLM server with the last one.
 
-    cached_tokens: int = 0
-    queue_ms: float = 0.0
-    prefill_ms: float = 0.0
+    Durations in milliseconds, never clocks. None: it does not tell.
+    """
+
+    cached_tokens: int | None = None
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
     prompt_tokens: int | None = None  # with its media, which are many tokens each; None: as many as were sent
 
 
@@ -244,7 +247,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None  # None: not known
     dropped: Dropped | None = None
     reasoning_tokens: int | None = None  # of the completion tokens; None: not known
     # Of the prompt tokens. A prompt with both kinds has none here: the engine tells the sum alone.

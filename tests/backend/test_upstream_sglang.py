@@ -195,6 +195,14 @@ def test_first_ids_come_with_what_the_engine_tells() -> None:
     assert [len(chunk) for chunk in sink.chunks] == [1, 1, 1, 1]
 
 
+def test_times_that_the_engine_does_not_measure_are_not_told_as_zero() -> None:
+    """It does so only with --enable-metrics."""
+    sink = Sink()
+    meta = {"completion_tokens": 1, "prompt_tokens": 3}
+    SglangWire().reader(call(), sink).event(json.dumps({"output_ids": [7], "meta_info": meta}).encode(), 1.0)
+    assert sink.first == FirstToken(None, None, None, prompt_tokens=3)
+
+
 def test_stop_token_of_the_request_is_told_and_the_models_own_is_not() -> None:
     assert played(Play(ids=(1, 9)), call({"stop_token_ids": [9]}))[0].last == ("stop", 9)
     assert played(Play(ids=(1, 2)), call({"stop_token_ids": [9]}))[0].last == ("stop", None)

@@ -161,6 +161,25 @@ async def test_logprobs_are_the_servers_own(gateways: dict[str, Gateway], server
         ]
 
 
+@pytest.mark.parametrize("api", APIS)
+async def test_log_has_what_the_server_tells_and_no_zeros_for_the_rest(
+    gateways: dict[str, Gateway], api: str
+) -> None:
+    gateway, question = gateways[api], f"One word of {api}, please."
+    document = await post(gateway.port, **chat(question, max_tokens=1))  # all is told with the one token
+
+    def is_logged() -> bool:
+        return any(line["output_tokens"] == 1 for line in request_lines(gateway)[-1:])
+
+    await asyncio.to_thread(wait_for, gateway, is_logged, "logged")
+    line = request_lines(gateway)[-1]
+    assert not {"queue_ms", "prefill_ms"} & set(line)
+    assert line["cached_tokens"] == document["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert line["cached_tokens"] is not None
+    assert line["ttft_ms"] > 0
+    assert gateway.metric("headrace_queue_seconds_count") == 0
+
+
 async def test_filter_masks_what_the_server_says(gateways: dict[str, Gateway], server: Server) -> None:
     own = text_of(await post(server.port, **chat(max_tokens=40)))
     assert MASKED in own

@@ -96,6 +96,23 @@ async def test_gaps_between_tokens_are_observed_per_choice() -> None:
     assert case.sample(f"{name}_sum") == pytest.approx(0.75 + 0.375)
 
 
+async def test_what_a_server_tells_with_the_last_token_counts_and_so_does_its_gap() -> None:
+    seen: list[float] = []
+    case = Case(stream=False).start()
+    case.answer._observe_prompt = lambda *args: seen.append(args[-1])
+    first_s = case.engine.now_s
+    case.streams[0].sink.tokens(ids_of("a"), None, None, None, None, first_s)
+    assert case.record.cached_tokens is None
+    case.later(0.5)
+    case.streams[0].say("b", "stop", first=FirstToken(cached_tokens=2))  # as a stock vLLM server
+    assert case.record.cached_tokens == 2
+    assert case.client.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    case.metrics.flush()
+    assert case.sample("headrace_time_between_tokens_seconds_count") == 1
+    # The engine looked the prompt up before its first token, whenever it tells.
+    assert seen == [first_s]
+
+
 async def test_stop_string_ends_a_choice_and_its_engine() -> None:
     case = Case(stops=["STOP"]).start()
     case.streams[0].say("a ST")

@@ -233,6 +233,10 @@ def test_usage_has_reasoning_tokens_only_where_they_are_known() -> None:
     assert details == {"reasoning_tokens": 0}
 
 
+def test_usage_does_not_know_what_was_cached_where_the_engine_does_not_tell() -> None:
+    assert usage_object(Usage(5, 3, None))["prompt_tokens_details"] == {"cached_tokens": None}
+
+
 def test_usage_says_what_a_context_policy_dropped() -> None:
     def details(dropped: Dropped | None) -> Any:
         return usage_object(Usage(5, 3, 2, dropped))["prompt_tokens_details"]

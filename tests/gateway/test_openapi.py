@@ -203,7 +203,7 @@ def answers() -> list[tuple[type[msgspec.Struct], Any]]:
     timings = {"ttft_ms": 1.5, "tpot_ms": None}
     message = WholeMessage(["x"], ["y"], [WholeCall("c", "f", ["{}"])])
     bare = WholeMessage(calls=message.calls)
-    reasoned = usage_object(Usage(10, 5, 8, reasoning_tokens=2))
+    reasoned = usage_object(Usage(10, 5, None, reasoning_tokens=2))
     return [
         (ChatChunk, chat.chunk([chat.opening(0)])),
         (ChatChunk, chat.chunk([chat.delta(0, "x", chat_logprobs)])),

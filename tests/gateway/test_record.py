@@ -40,7 +40,7 @@ def test_time_per_output_token_is_per_choice_and_after_the_first(
 def test_without_a_token_there_are_no_token_times() -> None:
     one = record()
     assert (one.ttft_s, one.tpot_s) == (None, None)
-    assert one.timings(100.5) == {"ttft_ms": None, "tpot_ms": None, "total_ms": 500.0, "cached_tokens": 0}
+    assert one.timings(100.5) == {"ttft_ms": None, "tpot_ms": None, "total_ms": 500.0, "cached_tokens": None}
     assert one.server_timing() == b""
 
 
@@ -52,7 +52,36 @@ def test_server_timing_has_the_stages_and_the_queue() -> None:
 def test_usage_is_what_the_engine_counted() -> None:
     assert record(prompt_tokens=5, output_tokens=3, cached_tokens=4).usage == Usage(5, 3, 4)
     reasoned = record(prompt_tokens=5, output_tokens=3, reasoning_tokens=0)
-    assert reasoned.usage == Usage(5, 3, 0, reasoning_tokens=0)
+    assert reasoned.usage == Usage(5, 3, None, reasoning_tokens=0)
+
+
+def test_what_the_engine_does_not_tell_is_not_told_as_zero() -> None:
+    one = record(
+        model="m", stages_s={"parse": 0.0005}, first=FirstToken(prompt_tokens=5), first_token_s=101.0
+    )
+    one.add_cached(None)
+    assert set(one.timings(102.0)) == {"parse_ms", "ttft_ms", "tpot_ms", "total_ms", "cached_tokens"}
+    assert one.server_timing() == b"parse;dur=0.500"
+    fields = one.log_fields(102.0, 0.0)
+    assert not {"queue_ms", "prefill_ms"} & set(fields)
+    assert fields["cached_tokens"] is one.usage.cached_tokens is None
+    metrics = Metrics()
+    one.count(metrics, 102.0)
+    metrics.flush()
+    value, labels = metrics.registry.get_sample_value, {MODEL_LABEL: "m"}
+    assert value("headrace_queue_seconds_count", labels) in (None, 0)
+    assert value("headrace_cached_prompt_tokens_total", labels) is None
+    assert value("gen_ai_server_time_to_first_token_seconds_count", labels) == 1
+
+
+def test_zero_that_the_engine_tells_is_told() -> None:
+    one = record(first=FirstToken(0, 0.0, 0.0))
+    one.add_cached(0)
+    timings = one.timings(100.5)
+    assert (timings["queue_ms"], timings["prefill_ms"], timings["cached_tokens"]) == (0.0, 0.0, 0)
+    one.add_cached(None)  # a second prompt's
+    one.add_cached(3)
+    assert one.timings(100.5)["cached_tokens"] == one.usage.cached_tokens == 3
 
 
 @pytest.mark.parametrize("reasoning_tokens", [None, 0, 2])

@@ -60,7 +60,7 @@ class Submitted:
     def abort(self) -> None:
         self.aborted = True
 
-    def finish(self, cached: int = 0, finish: str = "length") -> None:
+    def finish(self, cached: int | None = 0, finish: str = "length") -> None:
         self.sink.tokens([7], finish, None, FirstToken(cached), None, 0.0)
 
 
@@ -81,7 +81,7 @@ class FakeWorker:
         self.calls.append(Submitted(call, sink, self.welcome.worker))
         return self.calls[-1]
 
-    async def answer(self, number: int, cached: int = 0) -> Submitted:
+    async def answer(self, number: int, cached: int | None = 0) -> Submitted:
         """Wait for the call of this number and finish it."""
         await until(lambda: len(self.calls) > number)
         self.calls[number].finish(cached)
@@ -117,7 +117,9 @@ class Site:
     async def all_in(self, *states: str) -> None:
         await until(lambda: self.states() == list(states))
 
-    def observe(self, ids: Sequence[int], cached: int, worker: str = "w-1", salt: str | None = None) -> None:
+    def observe(
+        self, ids: Sequence[int], cached: int | None, worker: str = "w-1", salt: str | None = None
+    ) -> None:
         first = FirstToken(cached)
         self.warmup.observe(worker, memoryview(packed(ids)), salt, first, self.clock.now_s)
 
@@ -476,6 +478,24 @@ async def test_engine_that_keeps_nothing_is_named_in_the_log(caplog: pytest.LogC
         site.observe([*IDS["shop"], 99], 0)
         await asyncio.sleep(0.02)
         assert len(worker.calls) == 2
+
+
+async def test_engine_that_does_not_tell_what_was_cached_is_told_once_and_watched_no_further(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with warming(SHOP, DOCUMENT) as site:
+        worker = FakeWorker()
+        site.ready(worker)
+        await worker.answer(0, cached=None)
+        await worker.answer(1, cached=None)
+        await site.all_in("warm", "warm")
+        assert [row["cached_tokens"] for row in site.warmup.report()[0]["prompts"]] == [None, None]
+        site.clock.now_s += 60.0
+        site.observe([*IDS["shop"], 99], None)
+        assert site.states() == ["warm", "warm"]
+        assert caplog.text.count("--enable-prompt-tokens-details") == 1
+        assert "worker w-1 does not tell" in caplog.text
 
 
 # -- readiness ---------------------------------------------------------------------------------------------
