@@ -80,6 +80,7 @@ def inbound_options(settings: Settings) -> InboundOptions:
         context_policy=prompts.context_policy,
         raw_control_strings=prompts.raw_control_strings == "control",
         max_media=settings.media.max_images,
+        upstream_fields=frozenset(settings.upstream.upstream_fields),
     )
 
 

@@ -43,6 +43,13 @@ class Upstream:
         About("authority that the certificates of https upstreams are signed by (PEM)", is_file=True),
     ] = None
     upstream_connect_s: Annotated[float, About("time to connect to an upstream server", "s", above=0)] = 5.0
+    upstream_fields: Annotated[
+        tuple[str, ...],
+        About(
+            "further field of chats and completions that goes to openai+http servers, as user or metadata; "
+            "content rules see it; repeat for several"
+        ),
+    ] = ()
     passthrough: Annotated[
         bool, About("pass /v1 routes that are not the gateway's own on to an upstream server, as embeddings")
     ] = True

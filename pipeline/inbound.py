@@ -71,6 +71,7 @@ class InboundOptions:
     context_policy: str = "error"
     raw_control_strings: bool = True  # in prompts of raw completions they mean what they spell
     max_media: int = 16  # of each kind, in one chat
+    upstream_fields: frozenset[str] = frozenset()  # of a body that also go to servers of text
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,18 @@ from pipeline.media import media_of
 from pipeline.media_errors import TooManyMedia
 from pipeline.needs import LoadMedia, Steps, pausing
 from pipeline.prompt_templates import expanded
-from pipeline.text_fields import chat_fields, completion_fields
+from pipeline.text_fields import WITH_TEXT, chat_fields, completion_fields, steering_fields
 from pipeline.validation import Validator
-from pipeline.values import ChatRequest, CompletionRequest, Json, Medium, ModelInfo, TextCall
+from pipeline.values import (
+    ChatRequest,
+    CompletionRequest,
+    Delivery,
+    Generation,
+    Json,
+    Medium,
+    ModelInfo,
+    TextCall,
+)
 
 CHAT_TARGET: Final = "/v1/chat/completions"
 COMPLETION_TARGET: Final = "/v1/completions"
@@ -60,7 +69,7 @@ class TextInbound:
         Raises `ClientError`: `InvalidRequest` or `ContentBlocked`.
         """
         self._refuse(request, rules)
-        read = request
+        steering = steering_fields(request.generation, source, self._options.upstream_fields)
         if isinstance(request, ChatRequest):
             request = expanded(request, self._options.templates)
             self._check_media(request)
@@ -70,17 +79,22 @@ class TextInbound:
         if rules is not None:
             scan = scan_request(request, rules.patterns, _PART_SEPARATOR, rules.seen)
             request, hits = yield from pausing(scan)
+            steering, more_hits = yield from self._scanned(steering, rules)
+            hits += more_hits
             done("scan")
         if isinstance(request, CompletionRequest):
-            bodies = [completion_fields(request, index, source) for index in range(len(request.prompts))]
+            bodies = [completion_fields(request, index) for index in range(len(request.prompts))]
         else:
             media: tuple[Medium, ...] = ()
             if refs := media_of(request.messages):
                 media = yield LoadMedia(refs)
                 done("media")
-            assert isinstance(read, ChatRequest)
-            bodies = [chat_fields(request, read, source, media)]
-        calls = [call for index, body in enumerate(bodies) for call in self._choices(request, index, body)]
+            bodies = [chat_fields(request, source, media)]
+        calls = [
+            call
+            for index, body in enumerate(bodies)
+            for call in self._choices(request, index, steering | body)
+        ]
         done("assemble")
         return TextReady(calls, hits)
 
@@ -110,6 +124,20 @@ class TextInbound:
                         f"{whose}: content rules cannot read '{path}', which is {len(prompt)} token ids.",
                         path,
                     )
+
+    def _scanned(
+        self, steering: dict[str, Json], rules: InputRules
+    ) -> Steps[tuple[dict[str, Json], tuple[Hit, ...]]]:
+        """The fields that a server may write into the prompt, as it may see them."""
+        names = {*WITH_TEXT, *self._options.upstream_fields}
+        texts = {name: value for name, value in steering.items() if name in names}
+        if not texts:
+            return steering, ()
+        # As if they were variables of a template: a scan knows where a request's texts are.
+        carrier = ChatRequest("", (), Generation({}), Delivery(), chat_template_kwargs=texts)
+        scan = scan_request(carrier, rules.patterns, _PART_SEPARATOR, rules.seen)
+        scanned, hits = yield from pausing(scan)
+        return steering | dict(scanned.chat_template_kwargs), hits
 
     def _check_media(self, request: ChatRequest) -> None:
         """Which media the model takes is known to its server alone."""

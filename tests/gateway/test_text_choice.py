@@ -56,9 +56,9 @@ async def ended(client: Client) -> Client:
 
 async def test_a_chat_streams_what_the_server_says_with_its_usage() -> None:
     async with text_service() as made:
-        body = chat("hi", stream=True, stream_options={"include_usage": True}, odd=[1])
+        body = chat("hi", stream=True, stream_options={"include_usage": True}, odd=[1], top_p=0.5)
         request, (stream,) = await asked(made, body)
-        assert stream.call.fields == {"messages": [{"role": "user", "content": "hi"}], "odd": [1]}
+        assert stream.call.fields == {"messages": [{"role": "user", "content": "hi"}], "top_p": 0.5}
         stream.say("Hel")
         stream.say("lo")
         stream.end("length", None, USAGE)

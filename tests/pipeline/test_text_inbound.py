@@ -59,29 +59,69 @@ def source_of(request: ChatRequest, **fields: Any) -> dict[str, Any]:
     return {"model": request.model, "messages": list(request.messages), **fields}
 
 
-def test_a_clients_body_goes_on_with_fields_that_nobody_here_knows() -> None:
+def test_what_steers_the_generation_goes_on_and_nothing_else() -> None:
     request = chat("hi")
-    source = source_of(
-        request, stream=True, stream_options={"include_usage": True}, n=2, user="u", odd={"a": [1]}, top_p=0.5
-    )
+    steering = {"top_p": 0.5, "logit_bias": {"5": 1}, "stop": ["x"], "max_completion_tokens": 9, "seed": None}
+    numbers = {"repeat_penalty": 1.1, "cache_prompt": True, "mirostat": "a text"}
+    other = {"user": "u", "prompt": "p", "input_ids": [1], "system": "s", "lora_path": "/x", "echo": False}
+    source = source_of(request, **steering, **numbers, **other, stream=True, n=1, stream_options={})
     (call,) = prepared(request, source).calls
     assert call.model == "m"
     assert call.target == "/v1/chat/completions"
-    assert call.fields == {"messages": source["messages"], "user": "u", "odd": {"a": [1]}, "top_p": 0.5}
+    assert call.fields == {
+        "messages": [{"role": "user", "content": "hi"}],
+        **{name: value for name, value in steering.items() if name != "seed"},
+        "repeat_penalty": 1.1,
+        "cache_prompt": True,
+    }
 
 
-def test_this_gateways_own_fields_stay_here() -> None:
+def test_what_the_operator_names_goes_on_and_rules_see_it() -> None:
     request = chat("hi")
-    source = source_of(request, template={"name": "t"}, context_policy="error", output={"escape": "html"})
-    (call,) = prepared(request, source).calls
-    assert call.fields.keys() == {"messages"}
+    source = source_of(request, user="my secret", metadata={"a": ["secret"]}, messages=[], model="x")
+    fields = frozenset({"user", "metadata", "messages", "model"})
+    (call,) = prepared(request, source, upstream_fields=fields).calls
+    assert (call.fields["user"], call.fields["metadata"]) == ("my secret", {"a": ["secret"]})
+    assert call.fields["messages"] == [{"role": "user", "content": "hi"}]
+    (call,) = prepared(request, source, RULES, upstream_fields=fields).calls
+    assert (call.fields["user"], call.fields["metadata"]) == ("my ******", {"a": ["******"]})
 
 
-def test_messages_go_on_untouched_also_what_is_not_read_of_them() -> None:
+@pytest.mark.parametrize("name", ["response_format", "structured_outputs"])
+def test_what_a_server_may_write_into_the_prompt_is_scanned(name: str) -> None:
     request = chat("hi")
-    source = source_of(request) | {"messages": [{"role": "user", "content": "hi", "cache_control": {}}]}
+    source = source_of(request, **{name: {"json": {"description": "a secret"}}})
+    (call,) = prepared(request, source, RULES).calls
+    assert call.fields[name] == {"json": {"description": "a ******"}}
+    source[name]["json"]["description"] = "forbidden"
+    with pytest.raises(ContentBlocked):
+        prepared(request, source, RULES)
+
+
+def test_messages_are_made_anew_so_that_nothing_unread_goes_on() -> None:
+    messages = [{"role": "assistant", "content": "a", "reasoning": "r"}, {"role": "user", "content": "hi"}]
+    request = chat(messages=messages)
+    source = source_of(request) | {"messages": [{"role": "user", "content": "hi", "thinking": "secret"}]}
     (call,) = prepared(request, source).calls
-    assert call.fields["messages"] is source["messages"]
+    assert call.fields["messages"] == [messages[0] | {"reasoning_content": "r"}, messages[1]]
+
+
+def test_tools_are_those_that_may_be_called() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    request = chat("hi", tools=tools, tool_choice=ToolChoice("required"))
+    source = source_of(request, tools=[*tools, {"type": "function", "function": {"name": "hidden"}}])
+    (call,) = prepared(request, source | {"tool_choice": {"type": "allowed_tools"}}).calls
+    assert call.fields["tools"] == tools
+    assert call.fields["tool_choice"] == "required"
+
+
+def test_reasoning_effort_goes_on_under_its_own_name_alone() -> None:
+    request = chat("hi", chat_template_kwargs={"reasoning_effort": "low", "enable_thinking": True})
+    (call,) = prepared(request, source_of(request, reasoning_effort="low")).calls
+    assert call.fields.keys() == {"messages", "reasoning_effort"}
+    source = source_of(request, chat_template_kwargs={"a": 1}, reasoning_effort="low")
+    (call,) = prepared(request, source).calls
+    assert call.fields["chat_template_kwargs"] == request.chat_template_kwargs
 
 
 def test_what_a_rule_masks_is_masked_for_the_server() -> None:
