@@ -82,7 +82,10 @@ class Gateway:
         limits, turns = parts.warm_limits(settings), parts.warm_turns()
         self.warmup = Warmup(prompts.warm, self.models.prefix_ids, self.metrics, limits, turns)
         self.http = parts.http_client(settings)
-        self.pool = parts.worker_pool(settings, self._load_model, self.http, self.warmup.worker_changed)
+        self.upstreams = parts.upstream_addresses(settings)
+        self.pool = parts.worker_pool(
+            settings, self.upstreams, self._load_model, self.http, self.warmup.worker_changed
+        )
         self.next_turns = NextTurns(tokens.needs, tokens.encoders, prompts.remember_answers)
         self.flow = self._flow(settings)
         self.streams = parts.streams(settings, self.metrics)
@@ -237,7 +240,13 @@ class App:
         gateway.drains.append(self._realtime.drain)
         gateway.cuts.append(self._realtime.cut)
         self._passed = parts.passthrough(
-            gateway.settings, edge, gateway.keys, gateway.http, gateway.pool.replicas, gateway.rules
+            gateway.settings,
+            gateway.upstreams,
+            edge,
+            gateway.keys,
+            gateway.http,
+            gateway.pool.replicas,
+            gateway.rules,
         )
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)

@@ -134,6 +134,7 @@ def http_client(settings: Settings) -> HttpClient:
 
 def worker_pool(
     settings: Settings,
+    upstreams: Sequence[UpstreamAddress],
     on_model: OnModel,
     http: HttpClient,
     on_change: Callable[[RemoteWorker | UpstreamServer], None],
@@ -157,12 +158,13 @@ def worker_pool(
     replicas: list[Replica] = [
         RemoteWorker(parse_address(worker), pool, catalog, rng, on_change) for worker in settings.link.worker
     ]
-    replicas += _upstream_servers(settings, pool, catalog, http, rng, on_change)
+    replicas += _upstream_servers(settings, upstreams, pool, catalog, http, rng, on_change)
     return WorkerPool(replicas, catalog)
 
 
 def _upstream_servers(
     settings: Settings,
+    upstreams: Sequence[UpstreamAddress],
     pool: PoolSettings,
     catalog: Catalog,
     http: HttpClient,
@@ -177,7 +179,7 @@ def _upstream_servers(
         bounds=QueueBounds(pool.max_waiting_requests, pool.max_waiting_tokens),
         stall_s=settings.limits.stall_limit_s,
     )
-    for address in upstream_addresses(settings):
+    for address in upstreams:
         kind = UPSTREAM_KINDS[address.kind]
         told = (lambda server: None) if kind.is_text else on_change
         yield UpstreamServer(address, kind, upstream, catalog, http, rng, told)
@@ -192,6 +194,7 @@ def upstream_addresses(settings: Settings) -> list[UpstreamAddress]:
 
 def passthrough(
     settings: Settings,
+    upstreams: Sequence[UpstreamAddress],
     edge: EdgeParts,
     keys: ApiKeys,
     http: HttpClient,
@@ -200,9 +203,9 @@ def passthrough(
 ) -> Passthrough | None:
     """What passes other routes on; None where there is no upstream, or it is switched off."""
     given = settings.upstream
-    if not given.upstream or not given.passthrough:
+    if not upstreams or not given.passthrough:
         return None
-    choose = UpstreamChoice(upstream_addresses(settings), given.upstream_api_key, replicas)
+    choose = UpstreamChoice(upstreams, given.upstream_api_key, replicas)
     body = BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s)
     head_limit_s = settings.limits.request_limit_s
     return Passthrough(edge, keys, body, http, choose, lambda: rules.current.num_rules > 0, head_limit_s)
