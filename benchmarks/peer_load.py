@@ -188,15 +188,16 @@ async def saturate(peer: Peer, first: int, step_ms: float, limit_s: float) -> Sa
         await call(peer.upstream_port, f"/pace?step_ms={step_ms}", b"")
     clients: list[StreamClient] = []
     num_tokens, deadline_s, best = int((limit_s + 30) * 1e3 / step_ms), monotonic() + limit_s, None
+    num_idle = 0  # times in a row that more streams brought no more tokens
     with _one_core_for(peer):
-        while monotonic() < deadline_s:
+        while monotonic() < deadline_s and num_idle < 2:
             num_more = max(len(clients) // 4 if clients else first, 1)
             clients += await open_streams(peer, num_more, num_tokens, len(clients))
             await asyncio.sleep(0.5)
             now = await _load(peer, clients)
-            if best is not None and now.tokens_per_s < best.tokens_per_s * 1.02:
-                break  # more streams, no more tokens
-            best = now
+            is_more = best is None or now.tokens_per_s > best.tokens_per_s * 1.02
+            num_idle = 0 if is_more else num_idle + 1
+            best = now if is_more else best
     for client in clients:
         client.close()
     await asyncio.sleep(1.0)

@@ -120,12 +120,14 @@ def litellm(folder: Path, behind: Measured) -> Iterator[Peer]:
     config.write_text(json.dumps(litellm_config(behind.port)), encoding="utf-8")
     command = [str(install("litellm") / "litellm"), "--config", str(config), "--host", "127.0.0.1"]
     variables = {
+        "AIOHTTP_CONNECTOR_LIMIT": "4096",  # to the upstream; else 500 streams at a time
+        "AIOHTTP_CONNECTOR_LIMIT_PER_HOST": "4096",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no price list from outside
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # no key to check
     }
     started = alone(folder, [*command, "--port", str(port)], **variables)
     with running(started, folder / "litellm.log", port, "/health/liveliness") as measured:
-        yield _in_front("litellm", measured, behind, max_tokens_per_s=1500.0, requests_per_s=8.0)
+        yield _in_front("litellm", measured, behind, max_tokens_per_s=800.0, requests_per_s=8.0)
 
 
 def litellm_config(upstream_port: int) -> dict[str, Any]:

@@ -216,7 +216,7 @@ async def test_probes_that_do_not_reach_the_upstream_as_text_give_no_times(
 
 
 async def test_saturation_adds_streams_until_no_more_tokens_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = iter([(100.0, 0.5), (130.0, 0.99), (131.0, 1.0), (500.0, 1.0)])
+    rates = iter([(100.0, 0.5), (101.0, 0.6), (130.0, 0.99), (131.0, 1.0), (120.0, 1.0), (500.0, 1.0)])
     seen = []
 
     async def load(peer: Peer, clients: list[StreamClient]) -> Any:
@@ -230,8 +230,8 @@ async def test_saturation_adds_streams_until_no_more_tokens_come(monkeypatch: py
     monkeypatch.setattr("benchmarks.peer_load.pin", lambda tree, cores: None)
     async with served() as peer:
         found = await saturate(peer, 4, 20.0, 60.0)
-    assert seen == [4, 5, 6]
-    assert (found.num_streams, found.tokens_per_s, found.is_full) == (5, 130.0, True)
+    assert seen == [4, 5, 6, 7, 8]
+    assert (found.num_streams, found.tokens_per_s, found.is_full) == (6, 130.0, True)
     assert found.tokens_per_s_and_core == pytest.approx(130 / 0.99)
 
 
