@@ -15,6 +15,7 @@ environments. `--only gateways` or `--only engine` runs one half; `--write` puts
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -291,4 +292,5 @@ def arguments_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no peer outlives it
     sys.exit(main(arguments_parser().parse_args()))
