@@ -4,7 +4,8 @@ Values in, values out. Sending, receiving and who may ask are in `gateway/passth
 
 Dropped both ways is what belongs to one connection (RFC 9110, 7.6.1). Of a request also what is between the
 client and this gateway: its key, its cookies, and who it came through. Of a response also what only this
-gateway may say: which pages may read it, its date, its request id.
+gateway may say: which pages may read it, its date, its request id; and what a proxy on the way or a browser
+would obey far beyond this one response: send a file of mine, forget all of this site, report to that server.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ from pipeline.errors import ClientError, InvalidRequest
 METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 # What Headrace serves itself, with filters and limits that a passed request would go around. With all below.
 OWN_PATHS: Final = ("/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/streams", "/v1/realtime")
+# Routes that change a server, or an account, for everybody: a gateway's key is no administrator's. vLLM has
+# the first two (VLLM_ALLOW_RUNTIME_LORA_UPDATING). It and SGLang have aborts elsewhere, which for an empty id
+# end every request; OpenAI has the last two.
+ADMINISTRATIVE_PATHS: Final = (
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/abort_request", "/v1/abort_requests"),
+    *("/v1/organization", "/v1/fine_tuning"),
+)
 # Routes whose answers are numbers: no content rule could find anything in them.
 WITHOUT_TEXT: Final = (
     "/v1/embeddings",
@@ -53,11 +61,21 @@ _NOT_ASKED: Final = _OF_CONNECTION | {
     *(b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via"),
     *(b"origin", b"referer", b"x-request-id"),
 }
-_NOT_ANSWERED: Final = _OF_CONNECTION | {
+_ONLY_OURS: Final = _OF_CONNECTION | {
     *(b"set-cookie", b"date", b"server", b"x-request-id", b"alt-svc", b"strict-transport-security"),
     *(b"www-authenticate", b"location", b"content-location"),
 }
-_CORS: Final = b"access-control-"
+_POWERFUL: Final = frozenset(
+    {
+        *(b"x-sendfile", b"x-lighttpd-send-file", b"x-reproxy-url", b"clear-site-data", b"refresh", b"link"),
+        *(b"service-worker-allowed", b"sourcemap", b"x-sourcemap", b"nel", b"report-to"),
+        *(b"reporting-endpoints", b"content-security-policy-report-only", b"speculation-rules"),
+        *(b"accept-ch", b"critical-ch", b"origin-agent-cluster", b"public-key-pins", b"expect-ct"),
+        *(b"timing-allow-origin", b"x-permitted-cross-domain-policies", b"set-login", b"use-as-dictionary"),
+    }
+)
+_POWERFUL_KINDS: Final = (b"access-control-", b"x-accel-", b"x-litespeed-")
+_UNBUFFERED: Final = (b"x-accel-buffering", b"no")  # as with our own streams: nginx would hold events back
 
 
 class NotPassed(ClientError):
@@ -82,9 +100,10 @@ class MethodNotPassed(ClientError):
 def target_of(raw_path: bytes, query: bytes) -> str:
     """Path and query as they go to the upstream: the very bytes that came.
 
-    Raises `NotPassed` for a path of ours, `InvalidRequest` for one that servers could read in two ways.
-    Such a path has dot segments, empty ones, encoded slashes, dots, percent signs or control characters,
-    backslashes, or semicolons. It is not mended: the upstream would be told what nobody has asked for.
+    Raises `NotPassed` for a path of ours or an administrator's, `InvalidRequest` for one that servers could
+    read in two ways. Such a path has dot segments, empty ones, encoded slashes, dots, percent signs or
+    control characters, backslashes, or semicolons. It is not mended: the upstream would be told what nobody
+    has asked for.
     """
     path = raw_path.decode("latin-1")
     if not _PATH.fullmatch(path):
@@ -96,13 +115,19 @@ def target_of(raw_path: bytes, query: bytes) -> str:
         raise InvalidRequest("The query holds a byte that must be percent-encoded.", "query")
     if is_own(unquote(path)):
         raise NotPassed(f"There is no {path[:80]!r} here.")
+    if _is_below(unquote(path), ADMINISTRATIVE_PATHS):
+        raise NotPassed(f"{path[:80]!r} is not passed on: it would change the server for everybody.")
     return path + "?" * bool(query) + query.decode("ascii")
 
 
 def is_own(path: str) -> bool:
     """Whether a path, without encodings, is one of ours or below it, however it is written."""
+    return _is_below(path, OWN_PATHS)
+
+
+def _is_below(path: str, parents: Sequence[str]) -> bool:
     plain = path.lower()
-    return any(plain == own or plain.startswith(own + "/") for own in OWN_PATHS)
+    return any(plain == parent or plain.startswith(parent + "/") for parent in parents)
 
 
 def route_of(path: str) -> str:
@@ -118,8 +143,14 @@ def request_headers(headers: Headers, own: Headers, request_id: str) -> list[tup
 
 
 def response_headers(headers: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
-    dropped = _NOT_ANSWERED | _named_in_connection(headers)
-    kept = [header for header in headers if header[0] not in dropped and not header[0].startswith(_CORS)]
+    dropped = _ONLY_OURS | _POWERFUL | _named_in_connection(headers)
+    kept = [
+        (name, value) for name, value in headers if not (name in dropped or name.startswith(_POWERFUL_KINDS))
+    ]
+    if any(
+        name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in kept
+    ):
+        kept.append(_UNBUFFERED)
     return [*kept, (b"x-request-id", request_id.encode("ascii"))]
 
 

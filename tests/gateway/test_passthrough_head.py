@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import pytest
 
 from gateway.passthrough_head import (
+    ADMINISTRATIVE_PATHS,
     ANY_ROUTE,
     OWN_PATHS,
     NotPassed,
@@ -140,6 +141,16 @@ def test_our_own_routes_are_never_passed_however_they_are_written(own: str) -> N
     assert not is_own(own + "x")
 
 
+@pytest.mark.parametrize("path", ADMINISTRATIVE_PATHS)
+def test_routes_that_change_a_server_for_everybody_are_not_passed_however_they_are_written(path: str) -> None:
+    encoded = "/v1/" + "".join(f"%{ord(each):02x}" for each in path.removeprefix("/v1/"))
+    for written in (path, path + "/", path + "/x", path.upper().replace("V1", "v1"), encoded):
+        with pytest.raises(NotPassed, match="would change the server for everybody") as caught:
+            target_of(written.encode(), b"a=b")
+        assert caught.value.status_hint == 404
+    assert target_of(path.encode() + b"s_of_mine", b"")
+
+
 def test_routes_have_few_names() -> None:
     assert route_of("/v1/embeddings") == "/v1/embeddings"
     assert route_of("/v1/embeddings/") == route_of("/v1/whatever") == ANY_ROUTE
@@ -189,6 +200,27 @@ def test_a_response_keeps_its_content_and_loses_what_only_the_gateway_may_say() 
         (b"connection", b"x-named"),
     ]
     assert response_headers([*lost, *kept], "abc") == [*kept, (b"x-request-id", b"abc")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(b"x-accel-redirect", b"x-accel-buffering", b"x-accel-expires", b"x-accel-anything", b"x-sendfile"),
+        *(b"clear-site-data", b"refresh", b"service-worker-allowed", b"link", b"sourcemap", b"x-sourcemap"),
+        *(b"nel", b"report-to", b"reporting-endpoints", b"content-security-policy-report-only"),
+        *(b"x-litespeed-location", b"x-lighttpd-send-file", b"x-reproxy-url", b"timing-allow-origin"),
+    ],
+)
+def test_a_response_has_no_power_over_a_proxy_or_a_browser(name: bytes) -> None:
+    kept = [(b"content-type", b"text/plain"), (b"content-security-policy", b"sandbox")]
+    assert response_headers([(name, b"/etc/passwd"), *kept], "a") == [*kept, (b"x-request-id", b"a")]
+
+
+@pytest.mark.parametrize("media_type", [b"text/event-stream", b"Text/Event-Stream; charset=utf-8"])
+def test_no_proxy_holds_back_events(media_type: bytes) -> None:
+    given = [(b"content-type", media_type), (b"x-accel-buffering", b"yes")]
+    assert dict(response_headers(given, "a"))[b"x-accel-buffering"] == b"no"
+    assert b"x-accel-buffering" not in dict(response_headers([(b"content-type", b"text/plain")], "a"))
 
 
 @pytest.mark.parametrize(
