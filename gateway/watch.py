@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from time import monotonic
 from typing import Final
 
@@ -23,12 +25,22 @@ PERIOD_S: Final = 0.1
 FLUSH_PERIODS: Final = 10  # metrics counted per token become visible to other processes once a second
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Open:
-    """`due_s`: no limit can be passed before."""
+    """An open request."""
 
+    client: Client
     answer: Answer
-    due_s: float = 0.0
+
+    def look(self, now_s: float) -> float:
+        """Enforce its limits; the time before which none can be passed."""
+        try:
+            _look_at(self.client, self.answer, now_s)
+            return self.answer.next_check_s(now_s)
+        except Exception as error:  # one stream's fault must not stop the clock of all the others
+            log_fault(error, self.client.record.request_id)
+            _give_up(self.client, self.answer)
+            return now_s
 
 
 class OpenRequests:
@@ -37,13 +49,16 @@ class OpenRequests:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._open: dict[Client, _Open] = {}
+        self._due: list[tuple[float, int, _Open]] = []  # a heap; those removed stay until their time
+        self._numbers = count()
         self._peak = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, client: Client, answer: Answer) -> None:
-        self._open[client] = _Open(answer)
+        self._open[client] = one = _Open(client, answer)
+        heappush(self._due, (0.0, next(self._numbers), one))
 
     def remove(self, client: Client) -> None:
         self._open.pop(client, None)
@@ -79,15 +94,12 @@ class OpenRequests:
 
     def look(self, now_s: float) -> None:
         """Enforce the limits of every open request. `now_s` never goes back."""
-        for client, one in list(self._open.items()):
-            if one.due_s > now_s:
-                continue
-            try:
-                _look_at(client, one.answer, now_s)
-                one.due_s = one.answer.next_check_s(now_s)
-            except Exception as error:  # one stream's fault must not stop the clock of all the others
-                log_fault(error, client.record.request_id)
-                _give_up(client, one.answer)
+        due: list[_Open] = []
+        while self._due and self._due[0][0] <= now_s:
+            due.append(heappop(self._due)[2])
+        for one in due:
+            if self._open.get(one.client) is one:
+                heappush(self._due, (one.look(now_s), next(self._numbers), one))
 
     def publish(self) -> None:
         """Bring the metrics that are counted elsewhere up to date."""
