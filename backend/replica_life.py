@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,7 @@ from pipeline.errors import EngineFault, WorkerStalled
 logger = logging.getLogger(__name__)
 
 REFUSAL_LOG_S: Final = 60.0  # one that is refused comes back every few seconds; its reason is told this often
+MAX_LOSSES_TOLD: Final = 8  # reasons why it is not there, until it was; more are told as rarely
 LIFECYCLE: Final[dict[str, dict[str, str]]] = {
     CONNECTING: {"load": LOADING, "refuse": REFUSED, "lost": CONNECTING, "stalled": STALLED, "close": CLOSED},
     LOADING: {
@@ -73,6 +75,8 @@ class ReplicaLife(ABC):
         self._on_change = on_change
         self._has_ended = False  # the present connection, or the attempt at one
         self._refusal_told = ("", -REFUSAL_LOG_S)  # the last one that was logged, and when
+        self._losses_told: deque[str] = deque(maxlen=MAX_LOSSES_TOLD)  # since it was ready
+        self._loss_told_s = -REFUSAL_LOG_S
 
     @abstractmethod
     async def _serve(self) -> None:
@@ -110,8 +114,10 @@ class ReplicaLife(ABC):
         except (OSError, EngineFault) as error:
             self._lose(error)
         except Exception as error:  # on_model may raise anything; the replica is tried again
-            logger.exception("the model of worker %s cannot be used", self.key)
-            self._leave("lost", f"its model cannot be used: {type(error).__name__}: {error}")
+            reason = f"its model cannot be used: {type(error).__name__}: {error}"
+            if reason not in self._losses_told:
+                logger.exception("the model of worker %s cannot be used", self.key)
+            self._leave("lost", reason)
         finally:
             self._has_ended = True
             self._hang_up()
@@ -137,15 +143,30 @@ class ReplicaLife(ABC):
         self._has_ended = self.has_answered = True
         if event != "refuse":
             self.misfit = None
-            if reason != self.reason:
+            if self._is_news(reason):
                 # A worker that was never there is still starting, as under `serve`.
                 level = logging.WARNING if self.num_connects else logging.INFO
                 logger.log(level, "worker %s: %s", self.key, reason)
         self._advance(event, reason)
 
+    def _is_news(self, reason: str) -> bool:
+        """Whether to log a loss: once while it is away, however often it is tried.
+
+        Some reasons are never the same, say where a name has addresses in changing order.
+        """
+        now_s = time.monotonic()
+        is_full = len(self._losses_told) == MAX_LOSSES_TOLD and now_s - self._loss_told_s < REFUSAL_LOG_S
+        if reason in self._losses_told or is_full:
+            return False
+        self._losses_told.append(reason)
+        self._loss_told_s = now_s
+        return True
+
     def _advance(self, event: str, reason: str) -> None:
         before, self.state = self.state, LIFECYCLE[self.state][event]
         self.reason = reason
+        if self.state is READY:
+            self._losses_told.clear()
         if before is not self.state and READY in (before, self.state):
             self._on_change()
 

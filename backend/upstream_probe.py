@@ -45,6 +45,7 @@ class UpstreamProbe:
         self._address = address
         self._limit_s = limit_s
         self.num_notices = 0  # under way
+        self._question = ""  # the last one, for errors
         self._key = () if api_key is None else ((b"authorization", b"Bearer " + api_key.encode()),)
 
     def own(self, request: HttpRequest) -> HttpRequest:
@@ -57,17 +58,20 @@ class UpstreamProbe:
     ) -> HttpResponse:
         request = self.own(HttpRequest(method, target, _JSON if body else (), body))
         origin, server = self._address.origin, f"upstream {self._address}"
+        self._question = f"{method} {target}"
         try:
             response = await self._http.fetch(origin, request, self._limit_s, MAX_ANSWER_BYTES)
         except HttpTimeout as error:
-            raise WorkerStalled(f"{server}: {error}") from error
+            raise WorkerStalled(f"{server}, {self._question}: {error}") from error
         except HttpFault as error:
-            raise WorkerLost(f"{server}: {error}") from error
+            raise WorkerLost(f"{server}, {self._question}: {error}") from error
         if response.status // 100 == 2 or response.status in allowed:
             return response
         if response.status in KEY_STATUSES:
             raise RefusedError(bad_key(str(self._address), response.status))
-        raise UpstreamFault(f"{server} answers {method} {target} with HTTP {response.status}")
+        raise UpstreamFault(
+            f"{server} answers {self._question} with HTTP {response.status}{_elsewhere(response)}"
+        )
 
     def tell(self, request: HttpRequest) -> None:
         """Send a notice, and take no interest in what becomes of it.
@@ -83,12 +87,22 @@ class UpstreamProbe:
         self.num_notices -= 1
 
     async def told(self, answer: Awaitable[_T]) -> _T:
-        """What a kind makes of answers; its `ValueError` is a fault of the server."""
+        """What a kind makes of answers; what they are not, in form or size, is a fault of the server."""
         try:
             return await answer
-        except ValueError as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             server = f"upstream {self._address}"
-            raise UpstreamFault(f"{server} says of itself what cannot be read: {error}") from error
+            raise UpstreamFault(
+                f"{server} answers {self._question} with what cannot be read: {error}"
+            ) from error
+
+
+def _elsewhere(response: HttpResponse) -> str:
+    """Where it wants to be asked instead: redirects are not followed, the address is to be set right."""
+    place = next((value for name, value in response.headers if name == b"location"), b"")
+    return (
+        f", which leads to {place[:200].decode('latin-1')!r}" if response.status // 100 == 3 and place else ""
+    )
 
 
 class _Notice:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class Reply:
 
     `gap_s`: before each piece but the first. `breaks_off`: the connection is closed after the last piece,
     without the end of the body. `hangs`: nothing comes after the last piece, and the connection stays.
-    `is_silent`: nothing comes at all.
+    `is_silent`: nothing comes at all. `raw`: these bytes come instead of a response, and the end.
     """
 
     status: int = 200
@@ -50,6 +51,7 @@ class Reply:
     breaks_off: bool = False
     hangs: bool = False
     is_silent: bool = False
+    raw: bytes | None = None
 
 
 class FakeUpstream:
@@ -64,8 +66,8 @@ class FakeUpstream:
         self.num_left = 0
         self.port = 0
 
-    async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port)
+    async def start(self, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
+        self._server = await asyncio.start_server(self._connected, host, port, ssl=tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -104,6 +106,10 @@ class FakeUpstream:
         if reply.is_silent:
             await reader.read(1)
             self.num_left += 1
+            return False
+        if reply.raw is not None:
+            writer.write(reply.raw)
+            await writer.drain()
             return False
         fields = {"content-type": reply.content_type, **reply.headers}
         if reply.pieces is None:

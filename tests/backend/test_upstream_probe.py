@@ -143,7 +143,7 @@ async def test_notice_to_a_server_that_is_down_makes_no_noise(caplog: pytest.Log
 
 
 async def test_notices_that_nobody_answers_are_bounded_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_probe, "NOTICE_S", 0.5)
+    monkeypatch.setattr(upstream_probe, "NOTICE_S", 0.3)
     http = HttpClient()
     async with serving(lambda asked: Reply(is_silent=True)) as fake:
         probe = UpstreamProbe(http, parse_upstream(f"sglang+{fake.url}/prefix"), None, 1.0)
@@ -154,7 +154,10 @@ async def test_notices_that_nobody_answers_are_bounded_and_given_up(monkeypatch:
         await until(lambda: fake.num_connections == fake.num_left)
         assert {asked.path for asked in fake.asked} <= {"/prefix/abort_request"}
         assert len(fake.asked) <= MAX_NOTICES
+        fake._answer = lambda asked: Reply()
         probe.tell(NOTICE)  # there is room again
         assert probe.num_notices == 1
         await until(lambda: not probe.num_notices)
+        await asyncio.sleep(2 * upstream_probe.NOTICE_S)  # one that was answered is not given up as well
+        assert probe.num_notices == 0
     await http.close()
