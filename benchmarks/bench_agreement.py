@@ -17,6 +17,9 @@ Where they differ by nature, and do not agree by chance:
   success for vLLM, and a stream that ends without `[DONE]` one for both.
 * guidellm starts the clock when the request's head is written, vLLM before it takes a connection: with new
   connections vLLM's TTFT has the handshake in it.
+* guidellm's open loop sends one request less than asked for, at times.
+* Headrace's rates are of the steady window, which ends when the last request is sent; the other two divide by
+  the whole run. Compared are those of the whole run.
 * vLLM's "peak concurrent requests" counts all that were under way at some time in the same second.
 """
 
@@ -41,10 +44,11 @@ STEP_MS: Final = "20"
 # in groups: which groups is chance, differs from run to run with any tool, and moves TTFT by 10 ms.
 PREFILL_MS_PER_1K: Final = "5"
 PROMPT_WORDS: Final = 200
-NUM_SPARE: Final = 16  # guidellm's open loop ends one request early where the file has no more
 _ANSWER_WORDS: Final = 2000
 MAX_OFF: Final = 0.05  # of TPOT, E2E and the rates
-MAX_TTFT_OFF_MS: Final = 5.0
+# In a closed loop a request is sent as a token of another comes, and its first token comes with the next step
+# or the one after: which of the two most are in may change between runs, and is no matter of measurement.
+MAX_TTFT_OFF_MS: Final = {"closed": 20.0, "open": 5.0}
 OURS: Final = "headrace"
 Runs = Mapping[str, Sequence[Found]]  # by tool
 
@@ -61,7 +65,7 @@ def runs_of(load: Load, folder: Path, num_rounds: int, seeds: Iterator[int]) -> 
     found: dict[str, list[Found]] = {name: [] for name in TOOLS}
     for _ in range(num_rounds):
         for name, tool in TOOLS.items():
-            write_prompts(load.prompts, load.num_requests + NUM_SPARE, load.output_tokens, seeds)
+            write_prompts(load.prompts, load.num_requests, load.output_tokens, seeds)
             found[name].append(tool(load, folder, embedded_model()))
     return found
 
@@ -98,7 +102,7 @@ def report_goals(report: Report, loop: str, medians: Mapping[str, Mapping[str, f
         if other == OURS:
             continue
         ttft_off_ms = abs(ours["ttft_p50"] - theirs["ttft_p50"])
-        report.goal(f"{loop}_ttft_p50_off_{other}", ttft_off_ms, MAX_TTFT_OFF_MS, "ms")
+        report.goal(f"{loop}_ttft_p50_off_{other}", ttft_off_ms, MAX_TTFT_OFF_MS[loop], "ms")
         for name in ("tpot_p50", "e2e_p50", "requests_per_s", "output_tokens_per_s"):
             report.goal(f"{loop}_{name}_off_{other}", abs(ours[name] / theirs[name] - 1), MAX_OFF, "of it")
 
@@ -109,7 +113,7 @@ def measure(report: Report, port: int, folder: Path, arguments: argparse.Namespa
     common = (port, folder / "prompts.jsonl", num_requests, output_tokens)
     loads = {"closed": Load(*common, concurrency=8)}
     if not arguments.quick:
-        loads["open"] = Load(*common, rate=10.0)
+        loads["open"] = Load(*common, rate=9.7)  # a period that is no multiple of a step: all phases are met
     for loop, load in loads.items():
         medians = medians_of(runs_of(load, folder, num_rounds, seeds))
         if not arguments.json:

@@ -37,7 +37,7 @@ def test_medians_are_of_the_rounds_and_lack_what_a_tool_lacks() -> None:
         (OURS, []),
         (OURS | {"e2e_p50": 94.0}, ["closed_e2e_p50_off_vllm"]),
         (OURS | {"requests_per_s": 107.0}, ["closed_requests_per_s_off_vllm"]),
-        (OURS | {"ttft_p50": 106.0, "ttft_p99": 900.0}, ["closed_ttft_p50_off_vllm"]),
+        (OURS | {"ttft_p50": 121.0, "ttft_p99": 900.0}, ["closed_ttft_p50_off_vllm"]),
     ],
 )
 def test_goals_are_missed_by_what_is_too_far_off(theirs: Mapping[str, float], missed: list[str]) -> None:
