@@ -227,8 +227,8 @@ class _Whole:
         else:
             self.failed(
                 HttpFault(
-                    f"{name_of(self._origin)} sent a body of {self._num_bytes} bytes or more; the limit is "
-                    f"{self._max_bytes}",
+                    f"{name_of(self._origin)} sent a body of {self._max_bytes + 1} bytes or more; "
+                    f"the limit is {self._max_bytes}",
                     True,
                 )
             )
