@@ -96,6 +96,8 @@ def _options_in_words(options: BenchOptions, prepared: Prepared) -> Iterator[tup
             "tokens per word",
             f"{measure.tokens_per_word:.3f} ({measure.source}), {measure.overhead:.0f} added",
         )
+        if shape.salt is None:
+            yield "prompts", "the same in each run with this seed"
     if not options.ignores_eos:
         yield "answers", "may end earlier"
     if not options.keeps_alive:

@@ -56,7 +56,7 @@ def _add_load(group: Any) -> None:
     add("--duration-s", metavar="SECONDS", help="for how long new ones are begun and measured")
     add("--warm-up", metavar="N|Ns", help="requests, or seconds with an s, before what is measured [0]")
     add("--ramp-s", metavar="SECONDS", help="time in which the rate or the concurrency rises from 0 [0]")
-    add("--seed", metavar="N", help="of arrivals, lengths and words [0]")
+    add("--seed", metavar="N", help="of arrivals and lengths, and of words but for each prompt's first [0]")
 
 
 def _add_prompts(group: Any) -> None:
@@ -71,6 +71,11 @@ def _add_prompts(group: Any) -> None:
     add("--num-prefixes", metavar="N", help="how many different ones there are [1]")
     add("--turns", metavar="N", help="of each conversation, with the answers in between [1]")
     add("--turn-gap-s", metavar="SECONDS", help="from an answer's end to the next turn [0]")
+    add(
+        "--same-prompts",
+        action="store_true",
+        help="the same words in each run with a seed; a server that has had them finds them in its cache",
+    )
     add("--data", metavar="FILE", help="JSON lines with messages or prompt, or ShareGPT's JSON")
 
 

@@ -13,6 +13,7 @@ from gateway.bench.prompts import Measure
 from gateway.bench.sample import Sample
 
 _MAX_OFF: Final = 0.02
+_MAX_CACHED: Final = 0.1  # of the prompts' tokens, beyond what they are meant to share
 
 
 def notes_of_load(samples: Sequence[Sample], options: BenchOptions, measure: Measure) -> tuple[str, ...]:
@@ -30,6 +31,7 @@ def _notes(samples: Sequence[Sample], options: BenchOptions, measure: Measure) -
     if options.records and len(samples) > (once := sum(len(record.turns) for record in options.records)):
         yield f"The file has {once} requests, which were repeated: a prefix cache may know them."
     yield from _prompts(ok)
+    yield from _cached(ok, options, measure)
     yield from _answers(ok, options)
 
 
@@ -40,6 +42,24 @@ def _prompts(ok: Sequence[Sample]) -> Iterator[str]:
     if wanted and abs(counted - wanted) > _MAX_OFF * wanted:
         mean, wanted_mean = counted / len(first), wanted / len(first)
         yield f"Prompts had {mean:.0f} tokens on average, where {wanted_mean:.0f} were wanted."
+
+
+def _cached(ok: Sequence[Sample], options: BenchOptions, measure: Measure) -> Iterator[str]:
+    """Of first turns: a later one finds its own conversation. A template's beginning is in all prompts."""
+    first = [each for each in ok if each.turn == 0 and each.cached_tokens is not None and each.prompt_tokens]
+    total = sum(each.prompt_tokens or 0 for each in first)
+    cached = sum(each.cached_tokens or 0 for each in first)
+    meant = min(total, (options.shape.prefix_tokens + measure.overhead) * len(first))
+    if not total or cached - meant <= _MAX_CACHED * total:
+        return
+    had = f"The server had {cached / total:.0%} of the tokens of first prompts in its prefix cache"
+    if options.records:
+        yield f"{had}: prompts of the file have the same beginnings, or it has had them in an earlier run."
+    else:
+        yield (
+            f"{had}, where shared prefixes make up {meant / total:.0%}: it has had these prompts in an "
+            "earlier run, and would be slower on new ones."
+        )
 
 
 def _answers(ok: Sequence[Sample], options: BenchOptions) -> Iterator[str]:

@@ -6,6 +6,7 @@ Not here: how flags are written (`gateway/bench/flags.py`).
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from gateway.bench.arrivals import CONSTANT, POISSON
 from gateway.bench.dataset import Record, read_records
 from gateway.bench.document import Document, from_json
 from gateway.bench.figures import DEFAULTS, FigureOptions
-from gateway.bench.flag_values import Given, headers, number, share, whole_number
+from gateway.bench.flag_values import Given, flag_name, headers, number, share, whole_number
 from gateway.bench.goodput import parse_limits
 from gateway.bench.lengths import MAX_TOKENS, parse_lengths
 from gateway.bench.page import MAX_RUNS
@@ -139,11 +140,9 @@ def _warm_up(text: str | None) -> tuple[int, float]:
 
 def _shape(given: Given) -> Shape:
     if given.has("data"):
-        for name in ("prompt_tokens", "shared_prefix_tokens", "num_prefixes", "tokenizer"):
+        for name in ("prompt_tokens", "shared_prefix_tokens", "num_prefixes", "tokenizer", "same_prompts"):
             if given.has(name):
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is given with --data, whose prompts are as they are"
-                )
+                raise ValueError(f"{flag_name(name)} is given with --data, whose prompts are as they are")
     if given.has("num_prefixes") and not given.has("shared_prefix_tokens"):
         raise ValueError("--num-prefixes is given without --shared-prefix-tokens")
     return Shape(
@@ -153,6 +152,7 @@ def _shape(given: Given) -> Shape:
         prefix_tokens=given.whole("shared_prefix_tokens", 0, 0, MAX_TOKENS),
         num_prefixes=given.whole("num_prefixes", 1, 1, 10_000),
         seed=given.whole("seed", 0, 0),
+        salt=None if given.flag("same_prompts") else secrets.token_hex(8),
     )
 
 

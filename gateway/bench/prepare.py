@@ -47,7 +47,7 @@ async def prepare(http: HttpClient, options: BenchOptions) -> Prepared:
     maker = BodyMaker(model, target.endpoint, options.ignores_eos, asks_timings, options.extra_body)
     client = BenchClient(http, target, monotonic(), options.timeout_s)
     words = WORDS if options.tokenizer is None else _exact_words(options.tokenizer)
-    texts = Texts(shape.seed, words)
+    texts = Texts(shape.seed, words)  # without a salt, so that runs with one seed count alike
     if options.records:
         await check(client, maker, texts)
         return Prepared(maker, version, Measure(), from_records(options.records, shape.output, shape.seed))
@@ -55,7 +55,7 @@ async def prepare(http: HttpClient, options: BenchOptions) -> Prepared:
     if options.tokenizer is not None:
         num_words, tokens = await check(client, maker, texts)
         measure = Measure(1.0, max(0, (tokens or num_words) - num_words), "tokenizer")
-    return Prepared(maker, version, measure, made_up(shape, texts, measure))
+    return Prepared(maker, version, measure, made_up(shape, Texts(shape.seed, words, shape.salt), measure))
 
 
 def _exact_words(path: Path) -> tuple[str, ...]:

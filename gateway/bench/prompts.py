@@ -1,13 +1,15 @@
 """Prompts of a wanted length in tokens, made of seeded common words.
 
 No two share a beginning, other than the prefix that they are meant to share, so that a server's prefix cache
-does what the load says and no more. Not here: prompts from a file (`gateway/bench/dataset.py`).
+does what the load says and no more. Nor do those of two runs with the same seed, unless they are meant to.
+Not here: prompts from a file (`gateway/bench/dataset.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -45,21 +47,29 @@ def measured(few: tuple[int, int], many: tuple[int, int]) -> Measure:
 
 
 class Texts:
-    """Draws texts. Copied from a pool they take microseconds, and do not hold up the load's own loop."""
+    """Draws texts. Copied from a pool they take microseconds, and do not hold up the load's own loop.
 
-    def __init__(self, seed: int, words: Sequence[str] = WORDS) -> None:
-        self._words = words
-        self._pool = Random(f"pool {seed}").choices(words, k=_POOL_WORDS)
+    `salt` sets this run's beginnings apart from those of another one with the same seed: a server that is
+    asked twice would else answer from its prefix cache. How much is drawn of a source does not depend on it.
+    """
+
+    def __init__(self, seed: int, words: Sequence[str] = WORDS, salt: str | None = None) -> None:
+        self._own_words = words if salt is None else Random(salt).sample(words, len(words))
+        pool = Random(f"pool {seed}").choices(words, k=_POOL_WORDS)
+        self._pool = " ".join(pool)
+        self._starts = [0, *accumulate(len(word) + 1 for word in pool)]
 
     def draw(self, random: Random, num_words: int) -> str:
         """`num_words` words, of which the first ones are drawn one by one."""
-        own = min(num_words, _OWN_WORDS)
-        words = random.choices(self._words, k=own)
+        own = random.choices(self._own_words, k=_OWN_WORDS)[:num_words]
         at = random.randrange(_POOL_WORDS)
-        while (missing := num_words - len(words)) > 0:
-            words += self._pool[at : at + missing]
+        pieces, missing = own, num_words - len(own)
+        while missing > 0:
+            until = min(at + missing, _POOL_WORDS)
+            pieces.append(self._pool[self._starts[at] : self._starts[until] - 1])
+            missing -= until - at
             at = 0
-        return " ".join(words)
+        return " ".join(pieces)
 
 
 def words_of_one_token(path: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What is asked in a load test: an endless or finite row of conversations, the same for the same seed.
+"""What is asked in a load test: an endless row of conversations, of the same lengths for the same seed.
 
 Not here: when they are asked (`gateway/bench/run.py`).
 """
@@ -18,7 +18,10 @@ from gateway.bench.prompts import Measure, Texts
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How made-up conversations look. `prefix_tokens` come before a conversation's own prompt."""
+    """How made-up conversations look. `prefix_tokens` come before a conversation's own prompt.
+
+    `salt`: what the words of prompts begin with, beside the seed; None: the seed alone.
+    """
 
     prompt: Lengths
     output: Lengths
@@ -26,12 +29,13 @@ class Shape:
     prefix_tokens: int = 0
     num_prefixes: int = 1
     seed: int = 0
+    salt: str | None = None
 
 
 def made_up(shape: Shape, texts: Texts, measure: Measure) -> Iterator[Conversation]:
     """Conversations of random words, without end.
 
-    Each depends on the seed and its own number alone. The first turn's prompt, with what the chat template
+    Lengths depend on the seed and a conversation's number alone, words on the texts' salt too. The first turn's prompt, with what the chat template
     adds, is as long as was drawn, and the shared prefix comes on top; a later turn is that much longer.
     """
     prefixes = _prefixes(shape, texts, measure)

@@ -36,6 +36,24 @@ def test_lengths_of_later_turns_and_of_failures_do_not_count() -> None:
     assert notes_of_load(samples, options(), MEASURED) == ()
 
 
+def test_a_cache_that_has_more_than_the_load_explains_is_told() -> None:
+    (note,) = notes_of_load([sample(cached_tokens=96), sample(cached_tokens=90)], options(), MEASURED)
+    assert note.startswith(
+        "The server had 93% of the tokens of first prompts in its prefix cache, where shared prefixes make "
+        "up 5%: it has had these prompts in an earlier run"
+    )
+
+
+def test_a_cache_that_has_prefixes_and_earlier_turns_is_not_told() -> None:
+    with_prefix = options(shared_prefix_tokens="80")
+    assert notes_of_load([sample(cached_tokens=85)], with_prefix, MEASURED) == ()
+    assert len(notes_of_load([sample(cached_tokens=96)], with_prefix, MEASURED)) == 1
+    assert notes_of_load([sample(cached_tokens=None), sample(cached_tokens=15)], options(), MEASURED) == ()
+    assert (
+        notes_of_load([sample(cached_tokens=0), sample(turn=1, cached_tokens=99)], options(), MEASURED) == ()
+    )
+
+
 def test_short_answers_are_told_unless_they_may_be_short() -> None:
     samples = [sample(), sample(output=9), sample(output=None)]
     (note,) = notes_of_load(samples, options(), MEASURED)

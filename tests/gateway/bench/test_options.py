@@ -42,6 +42,11 @@ def test_the_key_comes_from_the_flag_or_the_first_of_the_variable() -> None:
     assert authorization("--header", "Authorization: Basic x", HEADRACE_API_KEY="v") == b"Basic x"
 
 
+def test_each_run_has_a_salt_of_its_own_unless_prompts_are_to_be_the_same() -> None:
+    assert len({options().shape.salt for _ in range(3)} - {None}) == 3
+    assert options("--same-prompts").shape.salt is None
+
+
 def test_headers_and_fields_of_the_body_are_kept() -> None:
     made = options("--header", "X-A: b:c", "--header", "x-d:e", "--extra-body", '{"top_k": 1}')
     assert made.target.headers == ((b"x-a", b"b:c"), (b"x-d", b"e"))
@@ -112,6 +117,7 @@ def test_timings_can_be_asked_for_or_not() -> None:
         ("--html x.html --compare /no/such", "--compare: [Errno 2] No such file"),
         ("--data /no/such", "--data: /no/such cannot be read"),
         ("--data x --prompt-tokens 5", "--prompt-tokens is given with --data"),
+        ("--data x --same-prompts", "--same-prompts is given with --data"),
     ],
 )
 def test_a_bad_flag_is_told_with_its_value_and_limit(flags: str, told: str) -> None:

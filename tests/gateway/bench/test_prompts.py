@@ -32,6 +32,23 @@ def test_texts_depend_on_the_seed_and_share_no_beginning() -> None:
     assert len({" ".join(text.split()[-20:]) for text in drawn}) > 450
 
 
+def test_a_salt_gives_other_beginnings_and_draws_as_much_of_the_source() -> None:
+    for num_words in (3, 60):
+        plain, salted = Random(1), Random(1)
+        texts = [Texts(1).draw(plain, num_words), Texts(1, salt="s").draw(salted, num_words)]
+        assert len({text.split()[0] for text in texts}) == 2
+        assert len({len(text.split()) for text in texts}) == 1
+        assert plain.getstate() == salted.getstate()
+        assert Texts(1, salt="s").draw(Random(1), num_words) == texts[1]
+
+
+def test_how_much_is_drawn_of_the_source_does_not_depend_on_the_length() -> None:
+    short, long = Random(1), Random(1)
+    Texts(1).draw(short, 1)
+    Texts(1).draw(long, 70_000)
+    assert short.getstate() == long.getstate()
+
+
 def test_two_counts_give_the_tokens_of_a_word_and_those_of_the_template() -> None:
     measure = measured((16, 30), (144, 190))
     assert (measure.tokens_per_word, measure.overhead, measure.source) == (1.25, 10.0, "measured")

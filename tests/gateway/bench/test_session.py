@@ -14,7 +14,7 @@ from tests.gateway.bench.fake_server import Asked, Server, answer_well, plain, s
 NUM_PROBES = 2
 
 
-def options(server: Server, **given: str) -> BenchOptions:
+def options(server: Server, **given: Any) -> BenchOptions:
     return read_options({"url": server.url, "progress": "off", **given}, {})
 
 
@@ -51,13 +51,21 @@ async def test_a_run_measures_what_was_asked_for_and_says_what_it_was() -> None:
     assert run.duration_s >= max(sample.ended_s or 0 for sample in samples) - samples[0].due_s
 
 
-async def test_the_same_seed_sends_the_same_requests() -> None:
-    sent = []
-    for seed in ("1", "1", "2"):
+async def test_the_same_seed_sends_the_same_requests_only_where_they_are_to_be_the_same() -> None:
+    async def sent(**given: Any) -> list[Any]:
         async with serving(answer_well) as server:
-            await run_session(options(server, concurrency="1", requests="3", seed=seed, turns="2"))
-            sent.append(bodies(server))
-    assert sent[0] == sent[1] != sent[2]
+            await run_session(options(server, concurrency="1", requests="4", turns="2", **given))
+            return bodies(server)
+
+    again = {"same_prompts": True, "prompt_tokens": "uniform:30:90"}
+    assert await sent(seed="1", **again) == await sent(seed="1", **again) != await sent(seed="2", **again)
+    # Else a second run would measure the server's prefix cache.
+    one, other = [await sent(seed="1", prompt_tokens="uniform:30:90") for _ in range(2)]
+    for old, new in zip(one, other, strict=True):
+        (was, *_), (now, *_) = old["messages"], new["messages"]
+        assert was["content"].split()[:3] != now["content"].split()[:3]
+        assert len(was["content"].split()) == len(now["content"].split())
+        assert old["max_tokens"] == new["max_tokens"]
 
 
 async def test_an_open_loop_says_what_it_was() -> None:

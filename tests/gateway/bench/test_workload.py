@@ -11,11 +11,11 @@ MEASURE = Measure(1.0, 6.0, "measured")
 
 
 def first(count: int, shape: Shape, measure: Measure = MEASURE) -> list[Conversation]:
-    return list(islice(made_up(shape, Texts(shape.seed), measure), count))
+    return list(islice(made_up(shape, Texts(shape.seed, salt=shape.salt), measure), count))
 
 
-def shape(prompt: str = "50", output: str = "9", **more: int) -> Shape:
-    return Shape(parse_lengths(prompt), parse_lengths(output), **more)
+def shape(prompt: str = "50", output: str = "9", salt: str | None = None, **more: int) -> Shape:
+    return Shape(parse_lengths(prompt), parse_lengths(output), salt=salt, **more)
 
 
 def num_words(conversation: Conversation, turn: int = 0, message: int = -1) -> int:
@@ -38,6 +38,33 @@ def test_a_prompt_has_a_word_also_where_the_template_alone_is_longer() -> None:
 def test_the_same_seed_gives_the_same_conversations_and_another_one_others() -> None:
     assert first(5, shape("normal:50:20")) == first(5, shape("normal:50:20"))
     assert first(5, shape("normal:50:20")) != first(5, shape("normal:50:20", seed=1))
+
+
+def test_a_salt_changes_the_first_words_of_prompts_and_prefixes_and_no_length() -> None:
+    def with_salt(salt: str) -> list[Conversation]:
+        return first(
+            9, shape("uniform:5:90", "uniform:1:99", salt, prefix_tokens=20, num_prefixes=2, turns=2)
+        )
+
+    one, other = with_salt("a"), with_salt("b")
+    assert one == with_salt("a")
+    for each, instead in zip(one, other, strict=True):
+        assert each.cache_hint == instead.cache_hint
+        for turn, new in zip(each.turns, instead.turns, strict=True):
+            assert (turn.prompt_tokens, turn.output_tokens) == (new.prompt_tokens, new.output_tokens)
+            for message, fresh in zip(turn.messages, new.messages, strict=True):
+                assert message["content"].split()[:3] != fresh["content"].split()[:3]
+
+
+def test_lengths_do_not_depend_on_how_the_server_counts() -> None:
+    drawn = [
+        [(turn.prompt_tokens, turn.output_tokens) for each in conversations for turn in each.turns]
+        for conversations in (
+            first(9, shape("uniform:5:90", "uniform:1:99"), measure)
+            for measure in (MEASURE, Measure(9.0, 40.0, "measured"))
+        )
+    ]
+    assert drawn[0] == drawn[1]
 
 
 def test_shared_prefixes_come_before_the_prompt_and_all_are_used() -> None:
