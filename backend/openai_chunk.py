@@ -1,6 +1,7 @@
 """One event of an OpenAI-compatible server as typed values: `chat.completion.chunk`, `text_completion`.
 
-Only fields that are read are decoded; all others are skipped. A whole `chat.completion` reads alike, for
+Only fields that are read are decoded; all others are skipped. Those that text is in have types; the rest
+may be anything, and is passed over where it is not understood. A whole `chat.completion` reads alike, for
 servers that do not stream what they are asked to stream.
 
 What servers send besides OpenAI's fields, by their sources:
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
+from backend.lenient import count, repaired
 from backend.tool_call_order import CallDelta
 from pipeline.events import CONTENT, REASONING, Fragment
 from pipeline.values import TextUsage
@@ -38,6 +40,7 @@ FINISH: Final = {
     "model_length": "length",
     "safety": "content_filter",
 }
+MAX_DIGITS: Final = 9  # of a call's number
 FAULTS: Final = frozenset(("abort", "aborted", "cancelled", "canceled", "error", "timeout", "not_finished"))
 
 
@@ -47,8 +50,8 @@ class Function(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct):
-    index: int | None = None
-    id: str | None = None
+    index: Any = None
+    id: Any = None
     function: Function | None = None
 
 
@@ -62,60 +65,21 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    index: int | None = 0
+    index: Any = 0
     delta: Delta | None = None
     message: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    stop_reason: Any = None
     matched_stop: Any = None
 
 
-class PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
-
-
-class ChunkUsage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: CompletionDetails | None = None
-
-    def values(self) -> TextUsage:
-        prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
-        reasoning = None if completion is None else completion.reasoning_tokens
-        return TextUsage(
-            self.prompt_tokens,
-            self.completion_tokens,
-            None if prompt is None else prompt.cached_tokens,
-            self.reasoning_tokens if reasoning is None else reasoning,
-        )
-
-
-class Timings(msgspec.Struct):
-    """llama.cpp's: what was in the cache, computed of the prompt, and generated."""
-
-    cache_n: int | None = None
-    prompt_n: int | None = None
-    predicted_n: int | None = None
-
-    def values(self) -> TextUsage:
-        prompt = None if self.prompt_n is None else self.prompt_n + (self.cache_n or 0)
-        return TextUsage(prompt, self.predicted_n, self.cache_n)
-
-
 class Chunk(msgspec.Struct):
-    object: str | None = None
     choices: list[Choice] | None = None
-    usage: ChunkUsage | None = None
-    timings: Timings | None = None
+    usage: Any = None
+    timings: Any = None
     error: Any = None
-    error_type: str | None = None
+    error_type: Any = None
     message: Any = None
     detail: Any = None
     code: Any = None
@@ -136,7 +100,45 @@ class Chunk(msgspec.Struct):
         }
 
 
-decode_chunk = msgspec.json.Decoder(Chunk).decode
+_decode: Final = msgspec.json.Decoder(Chunk).decode
+
+
+def decode_chunk(payload: bytes) -> Chunk:
+    """Raises `ValueError`."""
+    try:
+        return _decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _decode(repaired(payload))
+    except RecursionError:
+        raise ValueError("a chunk that is nested too deeply") from None
+
+
+def usage_of(found: Any) -> TextUsage | None:
+    """The counts in a `usage`; zeros are none."""
+    if not isinstance(found, dict):
+        return None
+    prompt, completion = count(found.get("prompt_tokens")), count(found.get("completion_tokens"))
+    if not (prompt or completion):
+        return None
+    cached = count(_within(found, "prompt_tokens_details", "cached_tokens"))
+    reasoning = count(_within(found, "completion_tokens_details", "reasoning_tokens"))
+    return TextUsage(
+        prompt, completion, cached, count(found.get("reasoning_tokens")) if reasoning is None else reasoning
+    )
+
+
+def timings_of(found: Any) -> TextUsage | None:
+    """llama.cpp's: what was in the cache, computed of the prompt, and generated."""
+    if not isinstance(found, dict):
+        return None
+    cached, computed = count(found.get("cache_n")), count(found.get("prompt_n"))
+    prompt = None if computed is None else count(computed + (cached or 0))
+    return TextUsage(prompt, count(found.get("predicted_n")), cached)
+
+
+def _within(found: dict[str, Any], outer: str, inner: str) -> Any:
+    details = found.get(outer)
+    return details.get(inner) if isinstance(details, dict) else None
 
 
 def fragments_of(choice: Choice) -> list[Fragment]:
@@ -160,7 +162,7 @@ def calls_of(choice: Choice) -> list[CallDelta]:
     if delta is None:
         return []
     calls = [
-        CallDelta(call.index, call.id or None, call.function.name, _arguments(call.function.arguments))
+        CallDelta(_place(call.index), _id(call.id), call.function.name, _arguments(call.function.arguments))
         for call in delta.tool_calls or ()
         if call.function is not None
     ]
@@ -182,3 +184,14 @@ def _arguments(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return msgspec.json.encode(value).decode()
+
+
+def _place(index: Any) -> int | None:
+    """Which call a delta goes on with. A string of digits is a number, too."""
+    if isinstance(index, str) and index.isdecimal() and len(index) <= MAX_DIGITS:
+        return int(index)
+    return int(index) if type(index) in (int, float) and index == index // 1 else None
+
+
+def _id(value: Any) -> str | None:
+    return value or None if isinstance(value, str) else None

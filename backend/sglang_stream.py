@@ -4,45 +4,48 @@ Source: SGLang 0.4.6 and 0.5.23, `srt/managers/tokenizer_manager.py`. An event h
 with `--incremental-streaming-output` (once `--stream-output`) the new ones; `meta_info.completion_tokens`
 tells which. A list of all may be longer than that number: it grows until it is written. The logprobs go
 along. From 0.4 ids come only with `--skip-tokenizer-init`. The id that ended a choice is the last one.
+What is no answer, and ids beyond those that were asked for: as in `upstream_tokens.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from backend.upstream_errors import UpstreamFailed, server_error, words_of
+from backend.lenient import count, holds_nothing, milliseconds
+from backend.upstream_errors import server_error, words_of
+from backend.upstream_tokens import TokenId, check_positions
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, FirstToken, TokenLogprobs
 
 DONE: Final = b"[DONE]"
 _LEAST: Final = -9999.0  # vLLM's number for minus infinity, which JSON has none for
-Entry = tuple[float | None, int, Any]  # logprob, id, its text or null
+Entry = tuple[float | None, TokenId, Any]  # logprob, id, its text or null
 
 
 class Reason(msgspec.Struct):
     type: str
-    matched: int | str | list[int] | None = None
-    message: str | None = None
-    status_code: int | None = None
+    matched: Any = None
+    message: Any = None
+    status_code: Any = None
 
 
 class Meta(msgspec.Struct):
-    completion_tokens: int
-    finish_reason: Reason | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    queue_time: float | None = None  # seconds; with --enable-metrics
-    forward_entry_time: float | None = None
-    prefill_finished_time: float | None = None
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    finish_reason: Reason | str | None = None
+    prompt_tokens: Any = None
+    cached_tokens: Any = None
+    queue_time: Any = None  # seconds; with --enable-metrics
+    forward_entry_time: Any = None
+    prefill_finished_time: Any = None
     output_token_logprobs: list[Entry] | None = None
     output_top_logprobs: list[list[Entry] | None] | None = None
 
 
 class Event(msgspec.Struct):
-    output_ids: list[int] | None = None
+    output_ids: list[TokenId] | None = None
     meta_info: Meta | None = None
     error: Any = None
 
@@ -53,45 +56,71 @@ _decode: Final = msgspec.json.Decoder(Event).decode
 class GenerateReader:
     """`upstream_ports.AnswerReader`."""
 
-    __slots__ = ("_num_tokens", "_num_top", "_sink", "_stop_ids")
+    __slots__ = ("_max_tokens", "_num_tokens", "_num_top", "_sink", "_stop_ids")
 
     def __init__(self, call: EngineCall, sink: Sink) -> None:
         self._sink = sink
         self._num_top: int | None = call.sampling.get("logprobs")
         self._stop_ids: Sequence[int] = call.sampling.get("stop_token_ids") or ()
+        self._max_tokens = call.max_tokens
         self._num_tokens = 0  # told to the sink
 
+    @property
+    def has_finish(self) -> bool:
+        return False  # it comes with everything else
+
+    def refused(self, status: int, body: bytes) -> bool:
+        """`AnswerReader`: there is no other way to ask."""
+        return False
+
     def event(self, payload: bytes, now_s: float) -> bool:
-        if payload == DONE:
-            return self._fail(None, "its stream is over without a finish reason")
-        event = _decode(payload)
+        try:
+            event = _decode(payload)
+        except (ValueError, RecursionError) as error:
+            return self._unreadable(payload, error)
         meta = event.meta_info
         if event.error is not None:
             words, code = words_of({"error": event.error})
             return self._fail(code, words)
         if meta is None:
             return False
-        reason = meta.finish_reason
+        reason = Reason(meta.finish_reason) if isinstance(meta.finish_reason, str) else meta.finish_reason
         if reason is not None and (reason.type not in ("stop", "length") or isinstance(reason.matched, str)):
             # No stop strings are sent: a string is what went wrong, as "NaN happened" (`schedule_batch.py`).
-            return self._fail(reason.status_code, reason.message or str(reason.matched or reason.type))
+            words, _ = words_of(reason.message or reason.matched or reason.type)
+            return self._fail(reason.status_code, words)
         if event.output_ids is None:
             return self._fail(None, "it gives no token ids; before 0.5 it needs --skip-tokenizer-init")
-        start = self._start(len(event.output_ids), meta.completion_tokens)
-        ids = event.output_ids[start:] if start else event.output_ids
-        if not ids and reason is None:
-            return False
-        first = _first(meta) if not self._num_tokens else None
-        logprobs = None if self._num_top is None else _logprobs(meta, start, len(ids), self._num_top)
-        self._num_tokens += len(ids)
-        if reason is None:
-            self._sink.tokens(ids, None, None, first, logprobs, now_s)
-            return False
-        self._sink.tokens(ids, reason.type, self._stop(reason), first, logprobs, now_s)
-        return True
+        return self._tell(event.output_ids, meta, reason, now_s)
 
     def closed(self, now_s: float) -> bool:
         return False  # the finish was the last event
+
+    def _unreadable(self, payload: bytes, error: Exception) -> bool:
+        if payload.strip() == DONE:
+            return self._fail(None, "its stream is over without a finish reason")
+        if holds_nothing(payload):
+            return False
+        raise ValueError("an event that cannot be read") from error
+
+    def _tell(self, told: list[int], meta: Meta, reason: Reason | None, now_s: float) -> bool:
+        """The new ones of these ids. Those that were not asked for are left out, and end it by its length."""
+        start = self._start(len(told), meta.completion_tokens)
+        ids = told[start:] if start else told
+        num_left = self._max_tokens - self._num_tokens
+        finish, stop = (None, None) if reason is None else (reason.type, self._stop(reason))
+        if len(ids) > num_left:
+            ids, finish, stop = ids[:num_left], "length", None
+        if not ids and finish is None:
+            return False
+        first = _first(meta) if not self._num_tokens else None
+        logprobs = None
+        if self._num_top is not None:
+            logprobs = _logprobs(meta, start, len(ids), self._num_top)
+            check_positions(logprobs, ids)
+        self._num_tokens += len(ids)
+        self._sink.tokens(ids, finish, stop, first, logprobs, now_s)
+        return finish is not None
 
     def _start(self, num_ids: int, num_completion: int) -> int:
         """Where the new ids begin in a list. Raises `ValueError` where some were left out."""
@@ -110,22 +139,20 @@ class GenerateReader:
         )
         return matched if isinstance(matched, int) and matched in self._stop_ids else None
 
-    def _fail(self, code: int | None, words: str) -> bool:
-        if self._num_tokens or code is None:
-            error = UpstreamFailed(f"The upstream server gave up the request: {words[:500]}")
-            self._sink.failed(error)
-        else:
-            self._sink.failed(server_error(code, words))
+    def _fail(self, code: Any, words: str) -> bool:
+        code = code if type(code) is int else None
+        self._sink.failed(server_error(code, words, has_begun=self._num_tokens > 0))
         return True
 
 
 def _first(meta: Meta) -> FirstToken:
     begun_s, ended_s = meta.forward_entry_time, meta.prefill_finished_time
+    is_told = milliseconds(begun_s) is not None and milliseconds(ended_s) is not None
     return FirstToken(
-        cached_tokens=meta.cached_tokens,
-        queue_ms=None if meta.queue_time is None else max(0.0, meta.queue_time * 1e3),
-        prefill_ms=None if begun_s is None or ended_s is None else max(0.0, (ended_s - begun_s) * 1e3),
-        prompt_tokens=meta.prompt_tokens,
+        cached_tokens=count(meta.cached_tokens),
+        queue_ms=milliseconds(meta.queue_time),
+        prefill_ms=milliseconds(ended_s - begun_s) if is_told else None,
+        prompt_tokens=count(meta.prompt_tokens),
     )
 
 

@@ -23,6 +23,8 @@ from pipeline.errors import HeadraceError, WorkerLost
 MAX_EVENT_BYTES: Final = 32 << 20
 # What may follow a finish: an event with the usage, and the stream's end. Then the connection is free again.
 TAIL_S: Final = 5.0
+# The usage follows a finish at once. A server that leaves it out, and the stream open, holds the answer up.
+REST_S: Final = 2.0
 
 
 class Host(Protocol):
@@ -30,9 +32,6 @@ class Host(Protocol):
 
     @property
     def key(self) -> str: ...
-
-    def learn(self, status: int, body: bytes) -> bool:
-        """`TokenWire.learn`."""
 
     def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
         """A fault, before the sink hears of it. `has_begun`: some of the response had come."""
@@ -123,11 +122,15 @@ class UpstreamAnswer:
             self._guarded(self._reader.closed)
         if not self._is_over:
             self._end(WorkerLost(f"upstream {self.worker} ended the answer before it was complete"))
+        self._stop_tail()
 
     def failed(self, fault: HttpFault) -> None:
         self._stop_tail()
+        if not self._is_over and self._reader.has_finish:  # nothing of the answer is missing
+            self._guarded(self._reader.closed)
         if not self._is_over:
             self._end(WorkerLost(f"upstream {self.worker}: {fault}"))
+        self._stop_tail()
 
     # -- in ------------------------------------------------------------------------------------------------
 
@@ -142,8 +145,13 @@ class UpstreamAnswer:
                     self._finish()
                 if self._is_over:  # or its sink has aborted it
                     return
+            if self._reader.has_finish and self._tail is None:
+                self._tail = asyncio.get_running_loop().call_later(REST_S, self._no_rest)
         except Exception as error:
             self._raised(error)
+
+    def _no_rest(self) -> None:
+        self._guarded(self._reader.closed)
 
     def _guarded(self, tell: Callable[[float], bool]) -> None:
         try:
@@ -162,7 +170,7 @@ class UpstreamAnswer:
 
     def _refused(self, body: bytes) -> None:
         send, self._send = self._send, None
-        if send is not None and self._host.learn(self._status, body):
+        if send is not None and self._reader.refused(self._status, body):
             self._whole, self._has_begun = None, False
             self._call = send(self)
         else:
@@ -175,6 +183,7 @@ class UpstreamAnswer:
         if not self._is_over:
             self._is_over = True
             self._share.release()
+            self._stop_tail()
             self._tail = asyncio.get_running_loop().call_later(TAIL_S, self._close)
 
     def _close(self) -> None:

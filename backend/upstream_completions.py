@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from backend.http_ports import HttpRequest
-from backend.upstream_tokens import StreamEvent, TokenReader
+from backend.upstream_tokens import MAX_TOKEN_ID, StreamEvent, TokenReader
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, TokenLogprobs
 
@@ -44,13 +44,10 @@ class CompletionsWire:
         return HttpRequest("POST", COMPLETIONS, headers, msgspec.json.encode(body))
 
     def reader(self, call: EngineCall, sink: Sink) -> CompletionsReader:
-        return CompletionsReader(sink, call.sampling.get("logprobs"))
+        return CompletionsReader(call, sink)
 
     def abort(self, request_id: str) -> None:
         """vLLM aborts when the connection closes."""
-
-    def learn(self, status: int, body: bytes) -> bool:
-        return False
 
 
 def add_scheduling(body: dict[str, Any], call: EngineCall) -> None:
@@ -104,4 +101,7 @@ def _position(token: str, value: float | None, top: dict[str, float] | None, num
 def _id(token: str) -> int:
     if not token.startswith(_ID):
         raise ValueError("a token of its logprobs is not named by its id")
-    return int(token[len(_ID) :])
+    token_id = int(token[len(_ID) :])
+    if not 0 <= token_id <= MAX_TOKEN_ID:
+        raise ValueError(f"a token of its logprobs has the id {token_id}; the limit is {MAX_TOKEN_ID}")
+    return token_id

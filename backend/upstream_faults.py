@@ -19,7 +19,11 @@ class UpstreamFault(EngineFailed):
 
 
 class ModelGone(WorkerLost):
-    """The server had a model when it was asked, and has it no longer."""
+    """The server had a model when it was asked, and says that it has not, or that it has no such route."""
+
+    status_hint = 404
+    type = "invalid_request_error"
+    code = "not_served"
 
 
 def refusal(server: str, status: int, body: bytes) -> HeadraceError:
@@ -29,7 +33,7 @@ def refusal(server: str, status: int, body: bytes) -> HeadraceError:
     if status in _FULL:
         return QueueFull(f"upstream {server} takes no more requests (HTTP {status})")
     if status == 404:
-        return ModelGone(f"upstream {server} no longer has this model (HTTP 404)")
+        return ModelGone(f"upstream {server} has no such route, or no longer this model (HTTP 404)")
     if status < 400:
         return UpstreamFault(f"upstream {server} answered with HTTP {status} where 200 was expected")
     words, _ = body_words(body)

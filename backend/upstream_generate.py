@@ -12,7 +12,7 @@ import msgspec
 
 from backend.http_ports import HttpRequest
 from backend.upstream_completions import HEADERS, add_scheduling
-from backend.upstream_tokens import StreamEvent, TokenReader
+from backend.upstream_tokens import StreamEvent, TokenId, TokenReader
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, TokenLogprobs
 
@@ -47,17 +47,14 @@ class GenerateWire:
         return HttpRequest("POST", GENERATE, headers, msgspec.json.encode(body))
 
     def reader(self, call: EngineCall, sink: Sink) -> GenerateReader:
-        return GenerateReader(sink, call.sampling.get("logprobs"))
+        return GenerateReader(call, sink)
 
     def abort(self, request_id: str) -> None:
         """vLLM aborts when the connection closes."""
 
-    def learn(self, status: int, body: bytes) -> bool:
-        return False
-
 
 class _Candidate(msgspec.Struct):
-    token_id: int
+    token_id: TokenId
     logprob: float
     rank: int | None = None
 

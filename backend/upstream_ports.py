@@ -20,6 +20,16 @@ from pipeline.values import EngineCall, TextCall
 class AnswerReader(Protocol):
     """Reads one choice's event stream and tells its sink. Made per choice."""
 
+    @property
+    def has_finish(self) -> bool:
+        """The server has told the finish. What may follow are counts: the sink's last word waits for them."""
+
+    def refused(self, status: int, body: bytes) -> bool:
+        """The server refuses the call. True: send it again, the wire makes the next request in another way.
+
+        Asked once at most, before the first event.
+        """
+
     def event(self, payload: bytes, now_s: float) -> bool:
         """The payload of one event, or the whole body of an answer that is JSON instead of a stream.
 
@@ -45,9 +55,6 @@ class TokenWire(Protocol):
     def abort(self, request_id: str) -> HttpRequest | None:
         """What tells the server of a request given up; None where a closed connection does at once."""
 
-    def learn(self, status: int, body: bytes) -> bool:
-        """A server refused a call. True: the next request is made in another way, so it may be sent again."""
-
 
 class TextWire(Protocol):
     """An API that takes and gives text."""
@@ -57,9 +64,6 @@ class TextWire(Protocol):
     def reader(self, call: TextCall, sink: TextSink) -> AnswerReader: ...
 
     def abort(self, request_id: str) -> HttpRequest | None:
-        """As in `TokenWire`."""
-
-    def learn(self, status: int, body: bytes) -> bool:
         """As in `TokenWire`."""
 
 

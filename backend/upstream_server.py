@@ -28,12 +28,13 @@ from backend.replica import READY, QueueBounds, WorkerStatus
 from backend.replica_life import ReplicaLife
 from backend.upstream_address import UpstreamAddress
 from backend.upstream_answer import UpstreamAnswer
+from backend.upstream_doubts import BROKEN_GAP_S, UpstreamDoubts
 from backend.upstream_faults import ModelGone, UpstreamFault
 from backend.upstream_load import Share, UpstreamLoad
 from backend.upstream_ports import EngineStats, ServedModel, Traits, UpstreamKind
 from backend.upstream_probe import Http, UpstreamProbe
 from backend.upstream_tokenizer import FolderTokenizers, TokenizerCheck
-from pipeline.errors import HeadraceError, QueueFull, WorkerLost
+from pipeline.errors import HeadraceError, QueueFull, WorkerLost, WorkerStalled
 from pipeline.ports import Handle, Sink, TextSink
 from pipeline.values import EngineCall, ModelInfo, TextCall
 
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 TEXT_FINGERPRINT: Final = "text"  # servers of one name that take text are taken for the same
 # A server that was full is left out for as long as it takes to try another one.
 FULL_S: Final = 0.5
+ANSWER_S: Final = 5.0  # for a server that broke a call to say that it lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,8 @@ class UpstreamServer(ReplicaLife):
         self._traits: Traits | None = None
         self._stats = EngineStats()
         self._listed: Sequence[ServedModel] = ()
-        self._is_doubtful = False  # whether it still has the models that it listed
         self._full_until_s = -math.inf
-        self._broken = asyncio.Event()  # a call has found that it is gone
+        self._doubts = UpstreamDoubts()
         prefix = secrets.token_hex(6)
         # All of one length: SGLang takes an id that is to be aborted for the beginning of ids.
         self._ids = (f"{prefix}-{number:012d}" for number in count())
@@ -130,6 +131,8 @@ class UpstreamServer(ReplicaLife):
 
     def serves(self, model: str, fingerprint: str = "") -> bool:
         if self.state is not READY or self._models is None or model not in self._models:
+            return False
+        if model == self._doubts.passed_over:
             return False
         return fingerprint in ("", self._models[model].info.fingerprint)
 
@@ -208,27 +211,20 @@ class UpstreamServer(ReplicaLife):
             share.release()
             raise
 
-    def learn(self, status: int, body: bytes) -> bool:
-        """`upstream_answer.Host`."""
-        return self._traits is not None and self._traits.wire.learn(status, body)
-
     def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
         """`upstream_answer.Host`: a sink that submits again when it is told must find another server."""
         if isinstance(error, QueueFull):
             self._full_until_s = time.monotonic() + FULL_S
         elif isinstance(error, ModelGone):
-            self._is_doubtful = True
-            if self._models is not None and self.state is READY:
-                self._models.pop(model, None)
+            self._doubts.missing(model)
         elif isinstance(error, WorkerLost) and not has_begun:
-            if self.state is READY:
-                self._lose(error)
-            self._broken.set()
+            self._doubts.broke(model)
+            self.heard_s = -math.inf  # until it has answered others are preferred, where there are any
 
     # -- one connection ------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        self._broken.clear()
+        self._doubts = UpstreamDoubts()
         listed = await self._probe.told(self._kind.models(self._probe))
         self._advance("load", "reading its models' files")
         locals_ = await asyncio.to_thread(self._local_models, listed)
@@ -246,25 +242,24 @@ class UpstreamServer(ReplicaLife):
     async def _watch(self) -> None:
         """While it is ready. Raises what ends that."""
         next_look_s = time.monotonic() + self._settings.models_s
-        while not await self._is_lost(self._settings.heartbeat_s):
-            self._stats = await self._probe.told(self._kind.stats(self._probe))
+        while True:
+            has_broken = await self._doubts.broken_within(self._settings.heartbeat_s)
+            await self._ask_stats(ANSWER_S if has_broken else None)
             self.heard_s = now_s = time.monotonic()
-            if now_s < next_look_s and not self._is_doubtful:
-                continue
-            listed = await self._probe.told(self._kind.models(self._probe))
-            next_look_s = now_s + self._settings.models_s
-            if self._is_doubtful or listed != self._listed:
-                await self._join(listed, await asyncio.to_thread(self._local_models, listed))
-        raise WorkerLost(self.reason)
+            if self._doubts.of_models(now_s) or now_s >= next_look_s:
+                listed = await self._probe.told(self._kind.models(self._probe))
+                next_look_s = now_s + self._settings.models_s
+                if listed != self._listed:
+                    await self._join(listed, await asyncio.to_thread(self._local_models, listed))
+            if has_broken:
+                await asyncio.sleep(BROKEN_GAP_S)
 
-    async def _is_lost(self, limit_s: float) -> bool:
-        """Whether a call finds out within this time."""
+    async def _ask_stats(self, limit_s: float | None) -> None:
         try:
             async with asyncio.timeout(limit_s):
-                await self._broken.wait()
-        except TimeoutError:
-            return False
-        return True
+                self._stats = await self._probe.told(self._kind.stats(self._probe))
+        except TimeoutError as error:
+            raise WorkerStalled(f"upstream {self.key} broke a call, and has not answered since") from error
 
     def _local_models(self, listed: Sequence[ServedModel]) -> list[LocalModel | None]:
         """What the gateway has of these models. Raises `MisfitError` where it lacks what it needs."""
@@ -296,7 +291,7 @@ class UpstreamServer(ReplicaLife):
         for model in models.values():
             await self._catalog.join(self, self.key, [model.info], partial(asyncio.to_thread, model.read))
         self._catalog.leave(self, but=models)
-        self._listed, self._models, self._is_doubtful = listed, models, False
+        self._listed, self._models = listed, models
 
     def _info(self, served: ServedModel, local: LocalModel | None) -> ModelInfo:
         assert self._traits is not None

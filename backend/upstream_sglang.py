@@ -48,9 +48,6 @@ class SglangWire:
         """Ends it at once, and all whose ids begin with this one: `request_id` must be no beginning."""
         return HttpRequest("POST", "/abort_request", (_JSON,), msgspec.json.encode({"rid": request_id}))
 
-    def learn(self, status: int, body: bytes) -> bool:
-        return False
-
 
 class _ServerInfo(msgspec.Struct):
     """Of its hundreds of settings."""

@@ -8,13 +8,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
 from backend.sse_reader import SseReader
 from backend.tool_call_order import CallDelta, ToolCallOrder
 from backend.upstream_errors import MAX_WORDS, body_words, server_error
-from backend.upstream_openai import OpenAiWire
+from backend.upstream_openai import HEAL_S, OpenAiWire
 from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, QueueFull
 from pipeline.events import CONTENT, REASONING, TOOL_ARGUMENTS, TOOL_NAME, Fragment
 from pipeline.values import TextCall, TextUsage
@@ -126,14 +125,44 @@ def test_request_has_the_clients_fields_and_what_is_decided_here() -> None:
     }
 
 
-def test_server_that_refuses_stream_options_is_not_asked_again() -> None:
+REFUSES = b'{"detail": [{"loc": ["body", "stream_options"]}]}'
+
+
+def asks(wire: OpenAiWire) -> bool:
+    """Whether the next request asks for usage."""
+    return "stream_options" in json.loads(wire.request(CALL, "r").body)
+
+
+def test_server_that_refuses_stream_options_is_not_asked_again_when_it_has_answered_without() -> None:
+    now_s = 5.0
+    wire = OpenAiWire(lambda: now_s)
+    readers = [wire.reader(CALL, Sink()) for _ in range(3)]
+    assert not readers[0].refused(400, b'{"error": "temperature"}')
+    assert not readers[0].refused(500, REFUSES)
+    assert asks(wire)
+    for reader in readers[:2]:  # several at once, which were all sent before the first refusal came
+        assert reader.refused(422, REFUSES)
+        assert not asks(wire), "the same again, in another way"
+        assert asks(wire), "the next one"
+    assert readers[2].event(data(chunk({"content": "a"}, "stop"))[0], 1.0) is False
+    assert readers[2].event(b"[DONE]", 1.0)
+    assert asks(wire), "one that was not refused has shown nothing"
+    assert readers[0].event(data(chunk({"content": "a"}, "stop"))[0], 1.0) is False
+    assert asks(wire)
+    assert readers[0].event(b"[DONE]", 1.0)
+    assert not asks(wire)
+    now_s += HEAL_S
+    assert asks(wire), "what a server refuses may change"
+
+
+def test_request_that_is_refused_again_without_stream_options_has_taught_nothing() -> None:
     wire = OpenAiWire()
-    assert not wire.learn(400, b'{"error": "temperature"}')
-    assert not wire.learn(500, b"stream_options")
-    assert wire.asks_usage
-    assert wire.learn(422, b'{"detail": [{"loc": ["body", "stream_options"]}]}')
-    assert "stream_options" not in json.loads(wire.request(CALL, "r").body)
-    assert wire.learn(422, b"stream_options"), "one that was sent before the first refusal came"
+    reader = wire.reader(CALL, sink := Sink())
+    assert reader.refused(400, b'{"error": "stream_options: the client\'s own words"}')
+    assert not asks(wire)
+    assert reader.event(data({"error": {"message": "bad role", "code": 400}})[0], 1.0)
+    assert isinstance(sink.error, EngineRejected)
+    assert asks(wire)
 
 
 # -- dialects ------------------------------------------------------------------------------------------------
@@ -342,10 +371,26 @@ def test_other_choices_are_not_looked_at() -> None:
     assert (sink.said(CONTENT), closed) == ("a", False)
 
 
-@pytest.mark.parametrize("payload", [b"", b"{", b"[]", b'{"choices": 1}', b'"x"', b"\xff"], ids=str)
-def test_what_is_no_chunk_is_refused(payload: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(b"{", b'{"choices": 1}', b'[{"choices": []}]', b"<html>"),
+        *(b'{"choices": [{"delta": {"content": 5}}]}', b'{"choices": [{"delta": "hi"}]}', b'{"a": 1} {'),
+        *(b'{"x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", b'{"error": ' + b"[" * 50_000),
+    ],
+    ids=lambda payload: payload[:30].decode(),
+)
+def test_what_may_have_held_text_and_is_no_chunk_is_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
         read([payload])
+    sink, closed = read([*data(chunk({"content": "a"}, "stop")), payload])
+    assert (closed, sink.last, sink.error) == (True, ("stop", None, TextUsage()), None), "after the finish"
+
+
+@pytest.mark.parametrize("payload", [b"", b" ", b"[]", b"null", b"5", b'"x"', b"\xff", b"ping"], ids=str)
+def test_event_that_says_nothing_is_none(payload: bytes) -> None:
+    sink, closed = read([payload, *data(chunk({"content": "a"}, "stop")), payload])
+    assert (sink.said(CONTENT), closed) == ("a", True)
 
 
 # -- errors --------------------------------------------------------------------------------------------------

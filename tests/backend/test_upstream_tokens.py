@@ -12,7 +12,7 @@ from backend.upstream_answer import UpstreamAnswer
 from backend.upstream_completions import CompletionsWire
 from backend.upstream_generate import GenerateWire
 from backend.upstream_load import UpstreamLoad
-from backend.upstream_ports import TokenWire
+from backend.upstream_ports import AnswerReader, TokenWire
 from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, WorkerLost
 from pipeline.values import FirstToken, TokenLogprobs
 from tests.backend.linked import RecordingSink, make_call
@@ -52,13 +52,26 @@ class NoHost:
 
     def __init__(self) -> None:
         self.noted_errors: list[tuple[str, HeadraceError, bool]] = []
-        self.learns = False
-
-    def learn(self, status: int, body: bytes) -> bool:
-        return self.learns
+        self.learns = False  # as its readers'
 
     def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
         self.noted_errors.append((model, error, has_begun))
+
+
+class Reader:
+    """A wire's own, but whether it sends a refused call again is the test's to say."""
+
+    def __init__(self, reader: AnswerReader, host: NoHost) -> None:
+        self._host = host
+        self._reader = reader
+        self.event, self.closed = reader.event, reader.closed
+
+    @property
+    def has_finish(self) -> bool:
+        return self._reader.has_finish
+
+    def refused(self, status: int, body: bytes) -> bool:
+        return self._host.learns
 
 
 class Played:
@@ -71,7 +84,7 @@ class Played:
         self.load = UpstreamLoad()
         self.sent: list[NoCall] = []
         share = self.load.add(call.num_prompt_tokens, call.max_tokens)
-        reader = wire.reader(call, self.sink)
+        reader = Reader(wire.reader(call, self.sink), self.host)
         self.answer = UpstreamAnswer(self.host, "m", reader, self.sink.failed, share, self._send)
 
     def _send(self, answer: UpstreamAnswer) -> HttpCall:
