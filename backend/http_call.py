@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from backend.fault_log import log_fault
 from backend.http_connection import HttpConnection
 from backend.http_ports import Headers, HttpFault, HttpRequest, Origin, Receiver
 
@@ -17,6 +18,8 @@ _OWN: Final = frozenset({b"host", b"content-length", b"connection", b"keep-alive
 _LENGTHLESS: Final = frozenset(
     {"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"}
 )  # without a body they say no length
+# To ask twice is to ask once (RFC 9110, 9.2.1).
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 class HttpTimeout(HttpFault):
@@ -31,7 +34,7 @@ class Call:
     """
 
     __slots__ = (
-        *("_body", "_connection", "_head", "_head_s", "_is_paused", "_on_stale", "_timer"),
+        *("_body", "_connection", "_head", "_head_s", "_is_paused", "_is_safe", "_on_stale", "_timer"),
         *("is_bodiless", "is_over", "opening", "origin", "receiver"),
     )
 
@@ -46,6 +49,7 @@ class Call:
         self.origin = origin
         self.receiver = receiver
         self.is_bodiless = request.method == "HEAD"
+        self._is_safe = request.method in _SAFE
         self.is_over = False
         self.opening: asyncio.Task[None] | None = None  # its connection
         self._head = head_of(origin, request)
@@ -97,7 +101,7 @@ class Call:
         """The end, whatever it has come to."""
         if not self.is_over:
             self.abort()
-            self.receiver.failed(fault)
+            self._tell(fault)
 
     # -- the connection --------------------------------------------------------------------------------------
 
@@ -108,17 +112,30 @@ class Call:
 
     def ended(self) -> None:
         self._end()
-        self.receiver.ended()
+        try:
+            self.receiver.ended()
+        except Exception as error:
+            log_fault(error)
+            name, kind = name_of(self.origin), type(error).__name__
+            self._tell(HttpFault(f"{name} was let go: its response led to an error here, {kind}", True))
 
-    def failed(self, message: str, began: bool) -> None:
+    def failed(self, message: str, began: bool, is_unread: bool = False) -> None:
+        """Once only it is sent again: a fresh connection has served nothing, so it is not given up on."""
         connection = self._connection
-        if not began and connection is not None and connection.num_ended:  # once: a fresh one has ended none
+        has_served = connection is not None and connection.num_ended > 0
+        if not began and has_served and (is_unread or self._is_safe):
             self._connection = None
             self._stop_timer()
             self._on_stale(self)
             return
         self._end()
-        self.receiver.failed(HttpFault(f"{name_of(self.origin)} {message}", began))
+        self._tell(HttpFault(f"{name_of(self.origin)} {message}", began))
+
+    def _tell(self, fault: HttpFault) -> None:
+        try:
+            self.receiver.failed(fault)
+        except Exception as error:
+            log_fault(error)
 
     def _late(self, head_s: float) -> None:
         began = self._connection is not None and self._connection.has_byte

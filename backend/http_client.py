@@ -5,7 +5,9 @@ Here: kept-alive connections per origin, and which of them a request takes. One 
 responses like others), cookies, proxies, compression. `backend/upstream_server.py` knows which server to ask.
 
 A server may close an idle connection while a request is on its way to it. Such a request is sent again, once,
-on a fresh connection, if not one byte came back and the connection had served before (RFC 9112, 9.3.1).
+on a fresh connection, if the server has received none of it (`backend/http_socket.py`); a safe one also where
+that is not known (RFC 9112, 9.3.1). One that a server has read before it broke off is never sent again here:
+it may be the request that breaks servers.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from backend.fault_log import log_fault
 from backend.http_call import Call, HttpTimeout, name_of
 from backend.http_connection import HttpConnection
 from backend.http_ports import Headers, HttpCall, HttpFault, HttpRequest, Origin, Receiver
@@ -137,7 +140,8 @@ class HttpClient:
         oldest_s = asyncio.get_running_loop().time() - self._limits.keep_alive_s
         while idle:
             connection = idle.pop()
-            if connection.is_usable and connection.freed_s > oldest_s:
+            is_young = connection.freed_s > oldest_s
+            if is_young and connection.is_usable and not connection.delivery.has_input():
                 return connection
             connection.close()
         return None
@@ -163,10 +167,15 @@ class HttpClient:
             loop.call_soon(call.fail, HttpFault("the HTTP client is closed"))
             return
         task = self._opening[call] = call.opening = loop.create_task(self._open(call))
-        task.add_done_callback(lambda _: self._was_opened(call))
+        task.add_done_callback(lambda task: self._was_opened(call, task))
 
-    def _was_opened(self, call: Call) -> None:
+    def _was_opened(self, call: Call, task: asyncio.Task[None]) -> None:
         self._opening.pop(call, None)
+        if (
+            not task.cancelled() and (error := task.exception()) is not None
+        ):  # ours: it must not wait for ever
+            log_fault(error)
+            call.fail(HttpFault(f"no connection to {name_of(call.origin)}: {type(error).__name__} here"))
         self._check_closed()
 
     async def _open(self, call: Call) -> None:
@@ -175,9 +184,10 @@ class HttpClient:
                 connection = await self._connect(call.origin)
         except TimeoutError:
             limit = f"within connect_s, {self._limits.connect_s:g} s"
-            fault: HttpFault = HttpTimeout(f"{name_of(call.origin)} did not accept a connection {limit}")
+            told = f"{name_of(call.origin)} did not accept a connection {limit}"
+            fault: HttpFault = HttpTimeout(told, is_unreachable=True)
         except (OSError, ValueError) as error:  # a ValueError for what is no host name
-            fault = HttpFault(f"no connection to {name_of(call.origin)}: {error}")
+            fault = HttpFault(f"no connection to {name_of(call.origin)}: {error}", is_unreachable=True)
         else:
             # Not in `connection_made`: uvloop calls that, but no `connection_lost`, for what is cancelled.
             if connection.is_usable:

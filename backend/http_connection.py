@@ -3,6 +3,10 @@
 It knows what is on the wire, and when it can be used again. Which connection a request takes, opening one,
 time limits and sending again: `backend/http_client.py`. Parsing is httptools' (llhttp), in strict mode.
 
+Bytes that nobody asked for end the connection: after a response, while it is free, and those that come for
+the next request before the server's machine has received any of that. What remains: a server that sends them
+after that moment, or so shortly before it that the acknowledgement is read together with them.
+
 A read of a token stream takes one Python call here and one of the receiver. What the parser finds in it is
 collected by bound C functions and told after the parser has returned: a receiver may send, pause or abort.
 """
@@ -11,39 +15,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from backend.address import tune
-from backend.http_ports import Headers, Origin, Receiver
+from backend.fault_log import log_fault
+from backend.http_exchange import Exchange, Owner
+from backend.http_ports import Origin
+from backend.http_socket import Delivery
 
 PIECE_BYTES: Final = (
     256 << 10
 )  # of a long request, for the transport at once: it may copy what it cannot send
-
-
-class Exchange(Protocol):
-    """A request on a connection. One of `ended` and `failed` is called at last, unless it lets go before."""
-
-    receiver: Receiver
-    is_bodiless: bool  # no body follows the response's head, whatever that says: HEAD
-
-    def begun(self, status: int, headers: Headers) -> None: ...
-
-    def ended(self) -> None: ...
-
-    def failed(self, message: str, began: bool) -> None:
-        """`message` is what the server did. `began`: some byte of the response had come."""
-
-
-class Owner(Protocol):
-    """Who opened the connection."""
-
-    def freed(self, connection: HttpConnection) -> None:
-        """It can take the next request."""
-
-    def lost(self, connection: HttpConnection) -> None: ...
 
 
 class HttpConnection(asyncio.Protocol):
@@ -51,8 +35,9 @@ class HttpConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_can_reuse", "_exchange", "_fault", "_feed", "_has_begun", "_has_head", "_has_whole"),
-        *("_headers", "_is_choked", "_max_head_bytes", "_needs_eof", "_num_head", "_num_silent", "_owner"),
-        *("_parser", "_parts", "_status", "_take", "_transport", "_turned", "_unsent"),
+        *("_headers", "_is_choked", "_is_chunked", "_max_head_bytes", "_needs_eof", "_num_head"),
+        *("_num_parts", "_num_silent", "_owner", "_parser", "_parts", "_status", "_take", "_transport"),
+        *("_turned", "_unsent", "delivery"),
         *("freed_s", "has_byte", "is_closed", "num_ended", "on_body", "origin"),
     )
 
@@ -78,8 +63,10 @@ class HttpConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._num_head = 0  # bytes of names and values, the trailers' too
         self._num_silent = 0  # bytes of reads since something was told
+        self._num_parts = 0  # of `_parts`, those of the response that is whole
         self._turned = False  # the last read held more than body
         self.has_byte = self._has_head = self._has_whole = self._has_begun = False
+        self._is_chunked = False
         self._needs_eof = False  # the body ends with the connection
         self._can_reuse = False
         self._fault = ""
@@ -92,12 +79,13 @@ class HttpConnection(asyncio.Protocol):
         self._expect()
         self._exchange = exchange
         self._take = exchange.receiver.data
-        if len(body) <= PIECE_BYTES:
-            self._transport.write(head + body if body else head)
-            return
-        self._transport.write(head)
-        self._unsent = memoryview(body)
-        self._send_more()
+        first = head + body if 0 < len(body) <= PIECE_BYTES else head
+        if self.num_ended:  # else it is read in any case
+            self.delivery.begins(len(first))
+        self._transport.write(first)
+        if len(body) > PIECE_BYTES:
+            self._unsent = memoryview(body)
+            self._send_more()
 
     def pause(self) -> None:
         self._transport.pause_reading()
@@ -131,6 +119,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports only behave like one
+        self.delivery = Delivery(self._transport)
         tune(transport)
         self.is_closed = False
 
@@ -144,15 +133,19 @@ class HttpConnection(asyncio.Protocol):
             self._fail(f"sent what is no HTTP response: {error}")
         except HttpParserUpgrade:
             self._fail("switched to another protocol, which was not asked for")
-        if self._turned:
-            self._turn()
-        elif parts := self._parts:
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
-            self._num_silent = 0
-            self._take(body)
-        else:
-            self._listen(len(data))
+        try:
+            if self._turned:
+                self._turn(data)
+            elif parts := self._parts:
+                body = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts.clear()
+                self._num_silent = 0
+                self._take(body)
+            else:
+                self._listen(data)
+        except Exception as error:  # the receiver's
+            log_fault(error)
+            self.cut(f"was let go: its response led to an error here, {type(error).__name__}")
 
     def eof_received(self) -> None:
         """Nothing more comes; a server that does not read either must not hold the connection."""
@@ -211,12 +204,14 @@ class HttpConnection(asyncio.Protocol):
         elif self._exchange is None or self._exchange.is_bodiless:
             self._has_whole = True  # the parser waits for a body: it is of no more use
         else:
+            self._is_chunked = coding is not None
             self._needs_eof = coding is None and b"content-length" not in found
             self._can_reuse = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        if self._has_head and not self._fault:
+        if self._has_head and not (self._has_whole or self._fault):
             self._has_whole = self._turned = True
+            self._num_parts = len(self._parts)
 
     def _too_long(self, num_bytes: int) -> None:
         self._fail(
@@ -229,20 +224,40 @@ class HttpConnection(asyncio.Protocol):
 
     # -- what is told ----------------------------------------------------------------------------------------
 
-    def _listen(self, num_bytes: int) -> None:
+    def _listen(self, data: bytes) -> None:
         """A read without any body: a part of a head, of a chunk's size or extensions, of a trailer."""
+        if self._was_early():
+            return
         self.has_byte = True
-        self._num_silent += num_bytes
+        self._num_silent += len(data)
         if self._num_silent > self._max_head_bytes:
             self._too_long(self._num_silent)
-            self._turn()
+            self._turn(data)
 
-    def _turn(self) -> None:
-        """Tell what the last read held: the head, the body's end, or what is wrong, and the body between."""
+    def _is_unread(self) -> bool:
+        return self.num_ended > 0 and self.delivery.is_none()
+
+    def _was_early(self) -> bool:
+        """Whether the first bytes came before the request was there: then they are no response to it."""
         exchange = self._exchange
         assert exchange is not None
+        if self.has_byte or not self._is_unread():
+            return False
+        self.abort()
+        exchange.failed("answered before it was asked", False, True)
+        return True
+
+    def _turn(self, data: bytes) -> None:
+        """Tell what the last read held: the head, the body's end, or what is wrong, and the body between."""
+        exchange = self._exchange
+        if self._was_early():
+            return
+        assert exchange is not None
         self._turned, self.has_byte, self._num_silent = False, True, 0
-        body = b"".join(self._parts)
+        parts = self._parts[: self._num_parts] if self._has_whole else self._parts
+        if self._has_whole and _is_followed(data, parts, self._is_chunked):
+            self._can_reuse = False
+        body = b"".join(parts)
         self._parts.clear()
         if self._has_head and not self._has_begun:
             self._has_begun = True
@@ -280,8 +295,19 @@ class HttpConnection(asyncio.Protocol):
             exchange.ended()
         else:
             when = "in the middle of" if self.has_byte else "before"
-            exchange.failed(f"closed the connection {when} its response{reason}", self.has_byte)
+            is_unread = not self.has_byte and self._is_unread()
+            exchange.failed(f"closed the connection {when} its response{reason}", self.has_byte, is_unread)
 
     def _let_go(self) -> None:
         self._exchange = None
         self._unsent = memoryview(b"")
+
+
+def _is_followed(data: bytes, parts: list[bytes], is_chunked: bool) -> bool:
+    """Whether blank lines follow the response that ends in this read: the parser passes over them.
+
+    Not seen: after a body of line ends alone, and what follows the last few bytes of an end that was cut.
+    """
+    if parts and not is_chunked:
+        return not data.endswith(parts[-1])
+    return len(data) - len(data.rstrip(b"\r\n")) > len(b"\r\n\r\n")

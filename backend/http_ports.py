@@ -41,17 +41,24 @@ class HttpRequest:
 
 
 class HttpFault(Exception):
-    """The exchange broke. `began`: some byte of the response had come, so that the server has acted."""
+    """The exchange broke.
 
-    def __init__(self, message: str, began: bool = False) -> None:
+    `began`: some byte of the response had come, so that the server has acted. `is_unreachable`: no connection
+    came about, so that the server is gone, or the way to it; else it is this one exchange that broke.
+    """
+
+    def __init__(self, message: str, began: bool = False, is_unreachable: bool = False) -> None:
         super().__init__(message)
         self.began = began
+        self.is_unreachable = is_unreachable
 
 
 class Receiver(Protocol):
     """Takes one response, in order: `begun`, then `data` any number of times, then `ended`; or `failed`.
 
-    Never called from inside `HttpClient.send`, nor after `HttpCall.abort`, `ended` or `failed`.
+    Never called from inside `HttpClient.send`, nor after `HttpCall.abort`, `ended` or `failed`. What it
+    raises is logged without its message and fails the call: then `failed` comes, once, also after an `ended`
+    that has raised.
     """
 
     def begun(self, status: int, headers: Headers) -> None: ...

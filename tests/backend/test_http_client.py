@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from backend import http_socket
 from backend.http_call import HttpTimeout, head_of
 from backend.http_client import HttpClient, HttpLimits
 from backend.http_ports import HttpFault, HttpRequest, Origin
+from backend.http_socket import Delivery
 from tests.backend.http_server import Kept, Peer, on_both_loops, serving
 from tests.components import need
 
@@ -175,22 +178,187 @@ async def closing_on_the_second(answer: bytes, then: bytes) -> AsyncIterator[tup
         yield served, bodies
 
 
+class ByHand:
+    """A server whose sockets do nothing by themselves, whatever the event loop does."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.origin = Origin("127.0.0.1", self.listener.getsockname()[1])
+        self.connections: list[socket.socket] = []
+
+    async def accept(self) -> None:
+        connection, _ = await asyncio.get_running_loop().sock_accept(self.listener)
+        connection.setblocking(False)
+        self.connections.append(connection)
+
+    async def asked(self) -> bytes:
+        """The body of the newest connection's next request."""
+        loop, data = asyncio.get_running_loop(), b""
+        while not data.endswith(b"hello"):
+            got = await loop.sock_recv(self.connections[-1], 1 << 16)
+            assert got, "the client has left"
+            data += got
+        return data.partition(b"\r\n\r\n")[2]
+
+    def answer(self, body: bytes) -> None:
+        self.connections[-1].send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+
+    async def served(self, client: HttpClient, body: bytes) -> None:
+        """A connection that is idle after one response."""
+        receiver = Kept()
+        client.send(self.origin, POST, receiver)
+        await self.accept()
+        await self.asked()
+        self.answer(body)
+        await receiver.over.wait()
+        assert (receiver.body, client.num_idle) == (body, 1)
+
+
+@asynccontextmanager
+async def by_hand() -> AsyncIterator[ByHand]:
+    server = ByHand()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            yield server
+    finally:
+        for each in (server.listener, *server.connections):
+            each.close()
+
+
+@pytest.mark.parametrize("left", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret", b"\r\n"])
 @on_both_loops
-async def test_a_stale_connections_request_is_sent_once_more_on_a_fresh_one() -> None:
+async def test_a_connection_on_which_something_waits_is_not_used_again(left: bytes) -> None:
+    """The event loop has not read it yet: an end, or bytes that nobody has asked for."""
+    async with by_hand() as server, client_of() as client:
+        await server.served(client, b"first")
+        server.connections[0].send(left) if left else server.connections[0].close()
+        receiver = Kept()
+        client.send(server.origin, POST, receiver)
+        await server.accept()
+        assert await server.asked() == b"hello"
+        server.answer(b"second")
+        await receiver.over.wait()
+        assert receiver.body == b"second"
+
+
+@pytest.mark.parametrize("request_", [POST, HttpRequest("PUT", "/x", (), bytes(3 << 20) + b"hello")])
+@on_both_loops
+async def test_a_request_that_a_closed_server_cannot_have_read_is_sent_once_more(
+    monkeypatch: pytest.MonkeyPatch, request_: HttpRequest
+) -> None:
+    """The server closes while the request is on its way: what a look at the socket cannot show."""
+    async with by_hand() as server, client_of() as client:
+        await server.served(client, b"first")
+        server.connections[0].close()
+        monkeypatch.setattr(Delivery, "has_input", lambda self: False)
+        receiver = Kept()
+        client.send(server.origin, request_, receiver)
+        await server.accept()
+        assert await server.asked() == request_.body
+        server.answer(b"second")
+        await receiver.over.wait()
+        assert (receiver.body, len(server.connections)) == (b"second", 2)
+
+
+@on_both_loops
+async def test_a_request_that_is_sent_once_more_is_not_sent_a_third_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with by_hand() as server, client_of() as client:
+        await server.served(client, b"first")
+        server.connections[0].close()
+        monkeypatch.setattr(Delivery, "has_input", lambda self: False)
+        receiver = Kept()
+        client.send(server.origin, POST, receiver)
+        await server.accept()
+        await server.asked()
+        server.connections[1].close()
+        await receiver.over.wait()
+        assert receiver.fault is not None
+        assert (receiver.fault.began, receiver.fault.is_unreachable) == (False, False)
+        with pytest.raises(BlockingIOError):
+            server.listener.accept()
+
+
+@on_both_loops
+async def test_a_request_that_the_server_has_read_is_not_sent_again() -> None:
+    """It may be what the server broke off for."""
     async with closing_on_the_second(b"", b"again") as (served, bodies), client_of() as client:
-        await fetched(client, served.origin)
-        assert await fetched(client, served.origin, POST) == b"again"
-        assert bodies == [b"", b"hello", b"hello"]
-
-
-@on_both_loops
-async def test_a_request_is_not_sent_a_third_time() -> None:
-    async with closing_on_the_second(b"", b"") as (served, bodies), client_of() as client:
         await fetched(client, served.origin)
         with pytest.raises(HttpFault, match="closed the connection before its response") as caught:
             await fetched(client, served.origin, POST)
-        assert not caught.value.began
-        assert bodies == [b"", b"hello", b"hello"]
+        assert (caught.value.began, caught.value.is_unreachable) == (False, False)
+        assert bodies == [b"", b"hello"]
+
+
+@on_both_loops
+async def test_a_safe_request_is_sent_once_more_also_if_it_was_read() -> None:
+    for then, num_requests in ((b"again", 3), (b"", 3)):
+        async with closing_on_the_second(b"", then) as (served, bodies), client_of() as client:
+            await fetched(client, served.origin)
+            if then:
+                assert await fetched(client, served.origin) == then
+            else:
+                with pytest.raises(HttpFault, match="before its response"):
+                    await fetched(client, served.origin)
+            assert len(bodies) == num_requests
+
+
+@on_both_loops
+async def test_what_a_server_says_before_the_request_has_reached_it_is_no_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second response to the request before, which is on its way while the next one is sent."""
+    async with by_hand() as server, client_of() as client:
+        await server.served(client, b"first")
+        monkeypatch.setattr(Delivery, "has_input", lambda self: False)
+        monkeypatch.setattr(http_socket, "_num_acked", lambda sock: 100)
+        server.answer(b"secret")
+        receiver = Kept()
+        client.send(server.origin, POST, receiver)
+        await server.accept()
+        assert await server.asked() == b"hello"
+        server.answer(b"second")
+        await receiver.over.wait()
+        assert receiver.body == b"second"
+
+
+@pytest.mark.parametrize("callback", ["begun", "data", "ended", "failed"])
+@pytest.mark.parametrize("error", [RecursionError("a user's text"), ValueError("a user's text")])
+@on_both_loops
+async def test_a_receiver_that_raises_fails_its_call_alone(
+    caplog: pytest.LogCaptureFixture, callback: str, error: Exception
+) -> None:
+    async def script(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + b"2\r\nhi\r\n")
+        if callback in ("begun", "data"):
+            await peer.gone()
+        elif callback == "ended":
+            await peer.say(b"0\r\n\r\n")
+            await answer_all(peer, number)
+
+    async with serving(script) as served, client_of() as client:
+        receiver = Kept()
+        was_told = asyncio.Event()
+
+        def raises(*_: object) -> None:
+            was_told.set()
+            raise error
+
+        setattr(receiver, callback, raises)
+        client.send(served.origin, GET, receiver)
+        await was_told.wait()
+        if callback != "failed":
+            await receiver.over.wait()
+            assert type(error).__name__ in str(receiver.fault)
+            assert "user" not in str(receiver.fault)
+        await until(lambda: client.num_connections == client.num_idle)
+        assert client.num_idle == (callback == "ended")  # there the response was whole
+    assert caplog.text.count(f"unexpected {type(error).__name__}") == 1
+    assert "a user's text" not in caplog.text
+    caplog.clear()
 
 
 @on_both_loops
@@ -446,7 +614,7 @@ async def test_no_server_is_a_fault_without_a_response(unused_tcp_port: int, tmp
         ):
             with pytest.raises(HttpFault, match="no connection to " + name) as caught:
                 await fetched(client, origin)
-            assert not caught.value.began
+            assert (caught.value.began, caught.value.is_unreachable) == (False, True)
 
 
 @on_both_loops
@@ -481,8 +649,9 @@ async def test_time_limits_are_faults_that_name_them() -> None:
             with pytest.raises(HttpTimeout, match=r"within 0.05 s"):
                 await client.fetch(served.origin, GET, 0.05, 100)
         async with client_of(connect_s=0.0) as client:
-            with pytest.raises(HttpTimeout, match=r"within connect_s, 0 s"):
+            with pytest.raises(HttpTimeout, match=r"within connect_s, 0 s") as caught:
                 await fetched(client, served.origin)
+            assert caught.value.is_unreachable
 
 
 @on_both_loops

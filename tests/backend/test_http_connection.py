@@ -14,6 +14,7 @@ from tests.backend.http_server import Kept
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+OTHERS = OK + b"Content-Length: 6\r\n\r\nsecret"
 JSON = b"Content-Type: application/json\r\n"
 
 
@@ -67,7 +68,7 @@ class Asked:
         self.is_bodiless = method == "HEAD"
         self.end = ""
         self.message = ""
-        self.has_byte = False
+        self.has_byte = self.is_unread = False
         self.owner = Owner()
         self.transport = Transport()
         self.connection = HttpConnection(self.owner, Origin("localhost", 80), max_head_bytes)
@@ -86,9 +87,18 @@ class Asked:
     def ended(self) -> None:
         self.receiver.ended()
 
-    def failed(self, message: str, began: bool) -> None:
+    def failed(self, message: str, began: bool, is_unread: bool = False) -> None:
         assert not self.receiver.end
         self.receiver.end, self.message, self.has_byte = "failed", message, began
+        self.is_unread = is_unread
+
+    def again(self) -> Asked:
+        """Whether it can or not, ask for another response, of which nothing has left the process yet."""
+        self.owner.freed_.clear()
+        self.receiver = Kept()
+        self.connection.ask(self, b"HEAD\r\n\r\n", b"body")
+        self.transport.num_buffered = len(b"HEAD\r\n\r\nbody")
+        return self
 
     @property
     def can_reuse(self) -> bool:
@@ -126,6 +136,9 @@ RESPONSES = {
     "unfinished": (OK + b"Content-Length: 6\r\n\r\nhello", 200, b"hello", "", False),
     "more than one": (OK + b"Content-Length: 2\r\n\r\nhi" + OK, 200, b"hi", "ended", False),
     "garbage after it": (OK + b"Content-Length: 2\r\n\r\nhiyou", 200, b"hi", "ended", False),
+    "another's": (OK + b"Content-Length: 2\r\n\r\nhi" + OTHERS, 200, b"hi", "ended", False),
+    "another's after chunks": (CHUNKED + b"2\r\nhi\r\n0\r\n\r\n" + OTHERS, 200, b"hi", "ended", False),
+    "another's after nothing": (b"HTTP/1.1 204 No\r\n\r\n" + OTHERS, 204, b"", "ended", False),
     "redirect": (b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", 302, b"", "ended", True),
     "bad chunk": (CHUNKED + b"2\r\nhi\r\nxyz", 200, b"hi", "failed", False),
     "lying chunk": (CHUNKED + b"2\r\nhiyou", 200, b"hi", "failed", False),
@@ -145,6 +158,14 @@ RESPONSES = {
     "folded header": (OK + b"A: b\r\n c\r\nContent-Length: 0\r\n\r\n", 0, b"", "failed", False),
 }
 
+FOLLOWED = (
+    "more than one",
+    "garbage after it",
+    "another's",
+    "another's after chunks",
+    "another's after nothing",
+)
+
 
 @pytest.mark.parametrize("name", RESPONSES)
 def test_a_response_is_told_the_same_in_every_cut(name: str) -> None:
@@ -157,11 +178,53 @@ def test_a_response_is_told_the_same_in_every_cut(name: str) -> None:
     for cut in cuts:
         pieces = [data[a:b] for a, b in zip([0, *cut], [*cut, len(data)], strict=True)]
         asked = Asked().feed(*(piece for piece in pieces if piece))
-        if name in ("more than one", "garbage after it"):  # in a later read it comes to a free connection
+        if name in FOLLOWED:  # in a later read it comes to a free connection
             asked.owner.freed_.clear()
         assert asked.told == expected, pieces
         assert bool(asked.transport.end) == (not can_reuse and bool(end)), pieces
         assert asked.has_byte == (end == "failed")
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *(OK + b"Content-Length: 4\r\n\r\nhi\r\n", OK + b"Content-Length: 0\r\n\r\n"),
+        *(b"HTTP/1.1 204 No\r\n\r\n", CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"),
+        CHUNKED + b"2\r\n\r\n\r\n0\r\nA: b\r\n\r\n",
+    ],
+)
+def test_blank_lines_after_a_response_end_the_connection(response: bytes) -> None:
+    assert Asked().feed(response).can_reuse
+    for line in (b"\r\n", b"\n", b"\r\n\r\n\r\n"):
+        asked = Asked().feed(response + line)
+        assert (asked.receiver.end, asked.can_reuse, asked.transport.end) == ("ended", False, "closed")
+
+
+@pytest.mark.parametrize("early", [OTHERS, OTHERS[:10], b"HTTP/1.1 103 Early\r\n\r\n", b"garbage"])
+def test_what_comes_before_the_next_request_is_out_is_not_its_response(early: bytes) -> None:
+    asked = Asked().feed(RESPONSES["length"][0]).again()
+    asked.feed(early)
+    assert (asked.receiver.status, asked.receiver.end, asked.transport.end) == (0, "failed", "aborted")
+    assert (asked.message, asked.has_byte, asked.is_unread) == ("answered before it was asked", False, True)
+    asked = Asked().feed(RESPONSES["length"][0]).again()
+    asked.transport.num_buffered -= 1  # some of it is out: the server may refuse it already
+    assert asked.feed(RESPONSES["close"][0]).told[2:] == (b"hi", "ended", False)
+
+
+def test_an_end_before_the_next_request_is_out_says_so() -> None:
+    asked = Asked().feed(RESPONSES["length"][0]).again()
+    asked.connection.eof_received()
+    assert (asked.receiver.end, asked.has_byte, asked.is_unread) == ("failed", False, True)
+    for num_bytes in (0, 1):
+        asked = Asked().feed(RESPONSES["length"][0]).again()
+        asked.transport.num_buffered = 0
+        asked.feed(b"HTTP/1.1"[:num_bytes]) if num_bytes else None
+        asked.connection.connection_lost(None)
+        assert (asked.receiver.end, asked.has_byte, asked.is_unread) == ("failed", bool(num_bytes), False)
+    fresh = Asked()
+    fresh.transport.num_buffered = 1000
+    fresh.connection.connection_lost(None)
+    assert (fresh.receiver.end, fresh.is_unread) == ("failed", False)
 
 
 def test_headers_are_in_lower_case_and_without_spaces_around_them() -> None:
