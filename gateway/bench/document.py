@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
 
+from gateway.bench.bounds import Amount, Count
 from gateway.bench.figures import DEFAULTS, FigureOptions, Figures, Measured, figures_of
 from gateway.bench.run_info import RunInfo
 from gateway.bench.sample import Sample
@@ -19,6 +21,7 @@ from gateway.bench.timeline import Timeline, timeline_of
 
 BENCH: Final = "headrace bench"
 VERSION: Final = 1
+_ROUNDING_MS: Final = 1e-6
 # Where a curve is sampled: each percent, and more closely where the slowest few are.
 CURVE_PERCENTS: Final = (*map(float, range(100)), 99.5, 99.9, 99.99, 100.0)
 
@@ -26,7 +29,7 @@ CURVE_PERCENTS: Final = (*map(float, range(100)), 99.5, 99.9, 99.99, 100.0)
 class Failures(msgspec.Struct, frozen=True):
     """Of one kind. `example`: what was told of the first."""
 
-    count: int
+    count: Count
     example: str
 
 
@@ -38,7 +41,7 @@ class Document(msgspec.Struct, frozen=True):
     run: RunInfo
     figures: Figures
     failures: Mapping[str, Failures]
-    curves_ms: Mapping[str, tuple[tuple[float, float], ...]]
+    curves_ms: Mapping[str, tuple[tuple[Amount, Amount], ...]]
     timeline: Timeline
     samples: tuple[Sample, ...] | None = None
 
@@ -62,8 +65,8 @@ def document_of(
             for name, each in measured.latencies.distributions.items()
             if len(each)
         },
-        timeline=timeline_of(samples, measured.end_s),
-        samples=tuple(samples) if keeps_samples else None,
+        timeline=timeline_of(measured.all, measured.end_s),
+        samples=tuple(measured.all) if keeps_samples else None,
     )
 
 
@@ -76,16 +79,36 @@ def to_json(document: Document) -> bytes:
 
 
 def from_json(data: bytes, name: str = "document") -> Document:
-    """Raises `ValueError` that names the file for what is no such document."""
+    """All that a report of it needs is there. Raises `ValueError` that names the file and the field."""
     try:
+        kind = msgspec.json.decode(data, type=_Kind)
+        if (kind.bench, kind.version) != (BENCH, VERSION):
+            raise ValueError(f"{name} is of {kind.bench!r} version {kind.version}, not {BENCH!r} {VERSION}")
         document = msgspec.json.decode(data, type=Document)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{name} is not the JSON of a load test: {error}") from None
-    if (document.bench, document.version) != (BENCH, VERSION):
-        raise ValueError(
-            f"{name} is of {document.bench!r} version {document.version}, not {BENCH!r} {VERSION}"
-        )
+    for latency, curve in document.curves_ms.items():
+        if fault := _fault(curve):
+            raise ValueError(
+                f"{name} is not the JSON of a load test: {fault} - at `$.curves_ms[{latency!r}]`"
+            )
     return document
+
+
+class _Kind(msgspec.Struct):
+    """What tells a document from any other JSON."""
+
+    bench: str
+    version: int
+
+
+def _fault(curve: Sequence[tuple[float, float]]) -> str | None:
+    """What makes it no curve: the points are those of `CURVE_PERCENTS`, and ascend."""
+    if tuple(percent for percent, _ in curve) != CURVE_PERCENTS:
+        return f"Expected {len(CURVE_PERCENTS)} points, at the percents 0, 1, ..., 99, 99.5, 99.9, 99.99, 100"
+    if any(before - after > _ROUNDING_MS for (_, before), (_, after) in pairwise(curve)):
+        return "Expected values that ascend"
+    return None
 
 
 def _failures(measured: Measured) -> dict[str, Failures]:
@@ -101,8 +124,10 @@ def _failures(measured: Measured) -> dict[str, Failures]:
 def _rounded(plain: Any) -> Any:
     if isinstance(plain, float):
         return round(plain, 9)
+    if isinstance(plain, str):
+        return plain.encode(errors="replace").decode()  # a file's name may be any bytes
     if isinstance(plain, dict):
-        return {key: _rounded(value) for key, value in plain.items()}
+        return {_rounded(key): _rounded(value) for key, value in plain.items()}
     if isinstance(plain, list | tuple):
         return [_rounded(value) for value in plain]
     return plain

@@ -13,9 +13,11 @@ from typing import Final
 
 import msgspec
 
+from gateway.bench.bounds import Amount, Count, Share
 from gateway.bench.goodput import Goodput, Limits, met
 from gateway.bench.latencies import Latencies, frames_per_token, num_tokens
 from gateway.bench.percentiles import Distribution, Spread
+from gateway.bench.plausible import plausible
 from gateway.bench.run_info import RunInfo
 from gateway.bench.sample import Sample
 from gateway.bench.stages import stages_of
@@ -43,38 +45,38 @@ DEFAULTS: Final = FigureOptions()
 class Stalls(msgspec.Struct, frozen=True):
     """Tokens that came over `limit_ms` after the one before, and requests with at least one such."""
 
-    limit_ms: float
-    token_share: float
-    request_share: float
+    limit_ms: Amount
+    token_share: Share
+    request_share: Share
 
 
 class TurnFigures(msgspec.Struct, frozen=True):
     """Of the requests that were the same turn of their conversations."""
 
-    turn: int
-    num_ok: int
+    turn: Count
+    num_ok: Count
     ttft_ms: Spread
-    cached_share: float | None
+    cached_share: Amount | None
 
 
 class Figures(msgspec.Struct, frozen=True):
     """Counts are of the measured requests. A spread is absent where there is nothing to measure."""
 
-    num_requests: int
-    num_ok: int
-    num_failed: int
-    num_interrupted: int
-    num_outside: int  # sent during warm-up or drain
-    window_s: float
+    num_requests: Count
+    num_ok: Count
+    num_failed: Count
+    num_interrupted: Count
+    num_outside: Count  # sent during warm-up or drain
+    window_s: Amount
     latencies_ms: Mapping[str, Spread]  # ttft, ttft_from_due, tpot, tbt, e2e
     throughput: Throughput
-    concurrency_mean: float
-    concurrency_peak: int
-    prompt_tokens: int
-    output_tokens: int
+    concurrency_mean: Amount
+    concurrency_peak: Count
+    prompt_tokens: Count
+    output_tokens: Count
     has_usage: bool  # False: a server that told no usage; a frame is counted as a token
-    frames_per_token: float | None
-    cached_share: float | None  # of the prompt tokens
+    frames_per_token: Amount | None
+    cached_share: Amount | None  # of the prompt tokens
     stalls: Stalls | None
     goodput: Goodput | None
     lateness_ms: Spread  # of the client: from due to sent
@@ -87,6 +89,7 @@ class Measured:
     """The samples of a run, sorted by what they count for."""
 
     def __init__(self, samples: Sequence[Sample], run: RunInfo) -> None:
+        samples = plausible(samples)
         until_s = run.steady_until_s
         self.all = samples
         self.end_s = max([run.duration_s, *(last_s(each) for each in samples)])

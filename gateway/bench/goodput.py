@@ -11,20 +11,22 @@ from typing import Final
 
 import msgspec
 
+from gateway.bench.bounds import Amount, Share
+
 # What a request is held to. `tbt` is the p99 of the request's own gaps: its mean is `tpot`, which a stall of
 # a second in an answer of a thousand tokens moves by a millisecond.
 LIMITS: Final = ("ttft", "tpot", "tbt", "e2e")
 _ALIASES: Final = {"e2el": "e2e", "itl": "tbt"}  # vLLM's names
-Limits = Mapping[str, float]  # milliseconds
+Limits = Mapping[str, Amount]  # milliseconds
 
 
 class Goodput(msgspec.Struct, frozen=True):
     """`share`: of all measured requests, the failed ones too, which meet nothing."""
 
     limits_ms: Limits
-    share: float
-    requests_per_s: float
-    shares: Mapping[str, float]  # of the same requests, what met this one limit
+    share: Share
+    requests_per_s: Amount
+    shares: Mapping[str, Share]  # of the same requests, what met this one limit
 
 
 def parse_limits(words: Iterable[str]) -> dict[str, float]:

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import floor, fsum
 
+from gateway.bench.bounds import Number
+
 # By name: count, mean, min, max, and p50, p99.9, ... as they were asked for.
-Spread = Mapping[str, float]
+Spread = Mapping[str, Number]
 
 
 class Distribution:

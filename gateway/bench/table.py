@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Final
 
 from gateway.bench.document import Document
-from gateway.bench.rows import Facts, Grid, facts_of, failures_of, grids_of, load_of, notes_of, settings_of
+from gateway.bench.rows import Facts, Grid, facts_of, failures_of, grids_of, notes_of, settings_of
 
 WIDTH: Final = 80
 _NAME_WIDTH: Final = 16
@@ -25,7 +25,7 @@ def table(document: Document, width: int = WIDTH, is_terminal: bool = False) -> 
 def _lines(document: Document, width: int, title: str) -> Iterator[str]:
     settings = dict(settings_of(document.run).rows)
     yield title.format(f"{settings['URL']}  {settings['Model']}")
-    yield from wrap(load_of(document.run), width)
+    yield from wrap(settings["Load"], width)
     yield ""
     yield from _facts(facts_of(document), width)
     for grid in grids_of(document):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from gateway.bench.bounds import Amount
 from gateway.bench.latencies import num_tokens
 from gateway.bench.sample import Sample
 
@@ -33,10 +34,10 @@ class Window(msgspec.Struct, frozen=True):
 class Throughput(msgspec.Struct, frozen=True):
     """All 0 in a window without length."""
 
-    requests_per_s: float = 0.0  # that ended in it
-    output_tokens_per_s: float = 0.0
-    prompt_tokens_per_s: float = 0.0  # of the requests that ended in it
-    total_tokens_per_s: float = 0.0
+    requests_per_s: Amount = 0.0  # that ended in it
+    output_tokens_per_s: Amount = 0.0
+    prompt_tokens_per_s: Amount = 0.0  # of the requests that ended in it
+    total_tokens_per_s: Amount = 0.0
 
 
 def throughput(succeeded: Iterable[Sample], window: Window) -> Throughput:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf, nextafter
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
+from gateway.bench.bounds import Amount, Count
 from gateway.bench.percentiles import percentile
 from gateway.bench.sample import Sample
 from gateway.bench.throughput import Window, concurrency, last_s, tokens_in
@@ -26,22 +28,22 @@ _Point = TypeVar("_Point")
 class Slice(msgspec.Struct, frozen=True):
     """Counts of one slice; `running`: the mean of the requests under way."""
 
-    from_s: float
-    num_sent: int
-    num_ok: int  # that ended in it
-    num_failed: int
-    output_tokens: float
-    running: float
-    ttft_p50_ms: float | None  # of the first tokens that came in it
+    from_s: Amount
+    num_sent: Count
+    num_ok: Count  # that ended in it
+    num_failed: Count
+    output_tokens: Amount
+    running: Amount
+    ttft_p50_ms: Amount | None  # of the first tokens that came in it
 
 
 class Timeline(msgspec.Struct, frozen=True):
     """`first_tokens`: (when sent, TTFT in ms); `failures`: (when ended, kind). Both evenly thinned out."""
 
-    slice_s: float
-    slices: tuple[Slice, ...]
-    first_tokens: tuple[tuple[float, float], ...]
-    failures: tuple[tuple[float, str], ...]
+    slice_s: Amount
+    slices: Annotated[tuple[Slice, ...], Meta(min_length=1, max_length=MAX_SLICES)]
+    first_tokens: Annotated[tuple[tuple[Amount, Amount], ...], Meta(max_length=MAX_POINTS)]
+    failures: Annotated[tuple[tuple[Amount, str], ...], Meta(max_length=MAX_POINTS)]
 
 
 def timeline_of(samples: Sequence[Sample], end_s: float) -> Timeline:

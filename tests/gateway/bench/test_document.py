@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+from typing import Any
 
 import pytest
 
-from gateway.bench.document import BENCH, VERSION, document_of, from_json, to_json
+from gateway.bench.document import BENCH, CURVE_PERCENTS, VERSION, document_of, from_json, to_json
+from gateway.bench.page import page
+from gateway.bench.table import table
 from tests.gateway.bench.runs import document, run, sample
 
 
@@ -47,6 +51,9 @@ def test_most_frequent_failure_comes_first_with_its_first_example() -> None:
     [
         (b"not json", "old.json is not the JSON of a load test"),
         (b'{"bench": "another"}', "old.json is not the JSON"),
+        (b"[" * 100_000, "old.json is not the JSON"),
+        (b'{"bench": "\\ud83d", "version": 1}', "old.json is not the JSON"),
+        (b'{"bench": "headrace bench", "version": 2, "all": "else"}', "version 2, not 'headrace bench' 1"),
         (
             to_json(document()).replace(b'"version": 1', b'"version": 99'),
             "version 99, not 'headrace bench' 1",
@@ -56,3 +63,82 @@ def test_most_frequent_failure_comes_first_with_its_first_example() -> None:
 def test_what_is_no_document_is_refused(data: bytes, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         from_json(data, "old.json")
+
+
+def test_a_name_that_is_no_text_is_written_all_the_same() -> None:
+    told = run(
+        prompt_lengths="of \udcff.jsonl", options={"\ud83d": "\ud83d"}
+    )  # a file's name may be any bytes
+    document = document_of([sample()], told)
+    assert from_json(to_json(document)).run.prompt_lengths == "of ?.jsonl"
+    table(document).encode()
+    page([("\udcff", document)]).encode()
+
+
+def edited(path: str, value: Any) -> bytes:
+    """A document in which one field is another: "figures.window_s"."""
+    plain = json.loads(to_json(document()))
+    *above, last = path.split(".")
+    place = plain
+    for name in above:
+        place = place[name]
+    place[last] = value
+    return json.dumps(plain).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("curves_ms.ttft", [], r"Expected 104 points, .* - at `\$.curves_ms\['ttft'\]`"),
+        ("curves_ms.tbt", [[50, 1.0]], r"Expected 104 points, .* - at `\$.curves_ms\['tbt'\]`"),
+        ("curves_ms.e2e", [[each, -each] for each in CURVE_PERCENTS], r">= 0.0 - at `\$.curves_ms"),
+        ("curves_ms.e2e", [[each, 1e308] for each in CURVE_PERCENTS], r"<= 1e\+18 - at `\$.curves_ms"),
+        (
+            "curves_ms.e2e",
+            [[each, 100 - each] for each in CURVE_PERCENTS],
+            r"ascend - at `\$.curves_ms\['e2e'\]`",
+        ),
+        ("timeline.slices", [], r"length >= 1 - at `\$.timeline.slices`"),
+        ("figures.num_failed", 10**400, r"- at `\$.figures.num_failed`"),
+        ("figures.concurrency_mean", float("nan"), "malformed"),
+        ("figures.throughput.requests_per_s", -1, r">= 0.0 - at `\$.figures.throughput.requests_per_s`"),
+        ("figures.stalls", 5, r"- at `\$.figures.stalls`"),
+        ("figures.goodput.share", 7.5, r"<= 1.0 - at `\$.figures.goodput.share`"),
+    ],
+)
+def test_an_edited_document_is_refused_with_its_name_and_field(path: str, value: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"^old\.json is not .*{told}"):
+        from_json(edited(path, value), "old.json")
+
+
+def somewhere(rng: random.Random, plain: Any) -> tuple[Any, Any]:
+    """(holder, key) of a field, however deep."""
+    key = rng.choice(list(plain) if isinstance(plain, dict) else range(len(plain)))
+    inner = plain[key]
+    if not isinstance(inner, dict | list) or not inner or rng.random() < 0.2:
+        return plain, key
+    return somewhere(rng, inner)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_edited_document_is_refused_or_makes_a_page(seed: int) -> None:
+    rng = random.Random(seed)
+    own = document(seed, num=20)
+    odd: tuple[Any, ...] = (None, -1, 0, 1e308, 10**400, "<b>", [], {}, [[]], True, {"": -5})
+    num_read = 0
+    for _ in range(60):
+        plain = json.loads(to_json(own))
+        holder, key = somewhere(rng, plain)
+        holder[key] = rng.choice(odd)
+        try:
+            read = from_json(json.dumps(plain).encode(), "old.json")
+        except ValueError:
+            continue
+        num_read += 1
+        page([("this run", own), ("old", read)])
+    assert num_read
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_document_that_is_written_can_be_read(seed: int) -> None:
+    from_json(to_json(document(seed, num=seed)))
