@@ -1,16 +1,21 @@
 """Counting without prometheus_client: plain numbers, moved into its objects by `flush`.
 
 An `observe` of its own costs 1.5 us with locks, and finding a child by its labels as much again; a request
-has fifteen of them. Not here: what is counted (`gateway/metrics.py`).
+has fifteen of them. An amount that prometheus_client does not take, say a negative one, is logged and lost,
+and nothing else with it: a `flush` never raises, or one wrong number would end the scrapes.
+Not here: what is counted (`gateway/metrics.py`).
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from prometheus_client import Counter, Histogram
+
+from backend.fault_log import log_fault
 
 Labels = TypeVar("Labels", bound=Hashable)
 
@@ -34,11 +39,14 @@ class HotHistogram:
         """prometheus_client has no public way to add many observations; its buckets are `inc`-able values."""
         counts, self._counts = self._counts, [0] * len(self._counts)
         total, self._sum = self._sum, 0.0
-        for bucket, count in zip(self._target._buckets, counts, strict=True):
-            if count:
-                bucket.inc(count)
-        if total:
-            self._target._sum.inc(total)
+        try:
+            for bucket, count in zip(self._target._buckets, counts, strict=True):
+                if count:
+                    bucket.inc(count)
+            if math.isfinite(total):  # a sum with one that is not would stay so
+                self._target._sum.inc(total)
+        except Exception as error:
+            log_fault(error, "none")
 
 
 class HotCounts(Generic[Labels]):
@@ -56,4 +64,9 @@ class HotCounts(Generic[Labels]):
     def flush(self) -> None:
         amounts, self._amounts = self._amounts, {}
         for labels, amount in amounts.items():
-            self._target(labels).inc(amount)
+            try:
+                if not math.isfinite(amount):
+                    raise ValueError(f"an amount of {amount}")
+                self._target(labels).inc(amount)
+            except Exception as error:
+                log_fault(error, "none")

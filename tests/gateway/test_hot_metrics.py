@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -42,3 +43,37 @@ def test_counts_are_added_once_to_the_counter_of_their_labels() -> None:
     counts.flush()
     assert registry.get_sample_value("c_total", {"route": "/a", "status": "200"}) == 5
     assert registry.get_sample_value("c_total", {"route": "/b", "status": "500"}) == 2
+
+
+def test_amount_that_is_none_loses_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    counter = Counter("c", "c", ("model",), registry=registry)
+    counts = HotCounts[str](lambda model: counter.labels(model))
+    for model, amount in (("a", 3), ("b", -(1 << 62)), ("c", math.nan), ("d", 4)):
+        counts.add(model, amount)
+    counts.flush()
+    assert [registry.get_sample_value("c_total", {"model": model}) for model in "ad"] == [3, 4]
+    assert caplog.text.count("unexpected ValueError") == 2
+    for model in "bc":
+        counts.add(model, 2)
+    counts.flush()
+    assert [registry.get_sample_value("c_total", {"model": model}) for model in "bc"] == [2, 2]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_observation_that_is_no_number_does_not_stay_in_the_sum(value: float) -> None:
+    registry = CollectorRegistry()
+    hot = HotHistogram(BOUNDS, Histogram("h", "h", buckets=BOUNDS, registry=registry))
+    hot.observe(value)
+    hot.flush()
+    hot.observe(0.5)
+    hot.flush()
+    assert registry.get_sample_value("h_sum") == 0.5
+    assert registry.get_sample_value("h_count") == 2
+
+
+def test_histogram_that_takes_nothing_raises_nothing() -> None:
+    histogram = Histogram("h", "h", buckets=BOUNDS, registry=CollectorRegistry())
+    hot = HotHistogram((*BOUNDS, 100.0), histogram)  # its buckets are others
+    hot.observe(50.0)
+    hot.flush()
