@@ -65,14 +65,16 @@ def run_info_of(
 
 
 def steady_window(samples: Sequence[Sample]) -> tuple[float, float | None]:
-    """From when the first measured request was sent until after the last one was: then the load drains.
+    """From when the first measured request was sent until after the last conversation began: then the load
+    drains, though later turns are still to be sent.
 
     A load that was cut off does not drain.
     """
-    sent_s = [sample.sent_s for sample in samples if not sample.is_warm_up]
-    if not sent_s:
+    measured = [sample for sample in samples if not sample.is_warm_up]
+    if not measured:
         return 0.0, None
-    first_s, last_s = min(sent_s), max(sent_s)
+    first_s = min(sample.sent_s for sample in measured)
+    last_s = max((sample.sent_s for sample in measured if sample.turn == 0), default=first_s)
     end_s = max(sample.ended_s or 0.0 for sample in samples)
     is_cut_off = any(sample.error == INTERRUPTED for sample in samples)
     drains = not is_cut_off and last_s - first_s >= _MIN_STEADY_SHARE * (end_s - first_s)

@@ -73,7 +73,7 @@ def read_options(flags: Mapping[str, Any], environ: Mapping[str, str]) -> BenchO
     tokenizer = given.text("tokenizer")
     return BenchOptions(
         target=target,
-        plan=_plan(given, len(records)),
+        plan=_plan(given, sum(len(record.turns) for record in records)),
         shape=shape,
         report=_report(given),
         model=given.text("model"),
@@ -100,7 +100,7 @@ def _target(given: Given, environ: Mapping[str, str]) -> Target:
     return parse_target(given.text("url") or "", endpoint, own, given.flag("insecure"))
 
 
-def _plan(given: Given, num_records: int) -> Plan:
+def _plan(given: Given, num_in_file: int) -> Plan:
     rate = given.number("rate", None, above=0, most=1e6)
     if rate is not None and given.has("concurrency"):
         raise ValueError(
@@ -112,7 +112,7 @@ def _plan(given: Given, num_records: int) -> Plan:
     num_requests = given.whole("requests", None, 1, _MAX_REQUESTS)
     duration_s = given.number("duration_s", None, above=0, most=_MAX_S)
     if num_requests is None and duration_s is None:
-        num_requests = num_records or _REQUESTS
+        num_requests = num_in_file or _REQUESTS
     warm_up_requests, warm_up_s = _warm_up(given.text("warm_up"))
     return Plan(
         rate=rate,

@@ -6,6 +6,7 @@ Not here: what is sent (`gateway/bench/workload.py`), the sending (`gateway/benc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.bench.arrivals import POISSON
 
@@ -38,32 +39,61 @@ class Plan:
     def is_open(self) -> bool:
         return self.rate is not None
 
-    def is_warm_up(self, num_begun: int, due_s: float) -> bool:
-        """Whether a conversation is before what is measured. `num_begun`: requests that came before it."""
-        return num_begun < self.warm_up_requests or due_s < self.warm_up_s
+
+class Part(NamedTuple):
+    """What may be asked of a conversation: its first turns."""
+
+    is_warm_up: bool
+    num_turns: int
 
 
 class Quota:
-    """Says whether one more conversation may begin. Requests are counted in whole conversations."""
+    """Says what of one more conversation may be asked, so that as many requests are sent as were wanted."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._num_begun = 0
+        self._num_warm_up = 0
         self._num_measured = 0
         self._measured_from_s: float | None = None
 
-    def begin(self, due_s: float, num_turns: int) -> bool | None:
-        """Begin a conversation: whether it is warm-up. None: it must not begin, the load is over."""
+    @property
+    def has_begun_warm_up(self) -> bool:
+        """All the requests of a warm-up in requests have been begun; not that they have ended."""
+        return 0 < self._plan.warm_up_requests <= self._num_warm_up
+
+    @property
+    def has_more(self) -> bool:
+        """There are requests left, which a conversation has given back perhaps."""
+        num_requests = self._plan.num_requests
+        return num_requests is not None and self._num_measured < num_requests
+
+    def is_over(self, due_s: float) -> bool:
+        """The time in which conversations begin has passed, whatever is left."""
+        duration_s, from_s = self._plan.duration_s, self._measured_from_s
+        return duration_s is not None and from_s is not None and due_s - from_s >= duration_s
+
+    def begin(self, due_s: float, num_turns: int) -> Part | None:
+        """Begin a conversation. None: it must not begin, for what was wanted has been begun."""
         plan = self._plan
-        if plan.is_warm_up(self._num_begun, due_s):
-            self._num_begun += num_turns
-            return True
         if self._measured_from_s is None:
+            left = num_turns if due_s < plan.warm_up_s else plan.warm_up_requests - self._num_warm_up
+            if left > 0:
+                part = Part(True, min(num_turns, left))
+                self._num_warm_up += part.num_turns
+                return part
             self._measured_from_s = due_s
-        if plan.num_requests is not None and self._num_measured >= plan.num_requests:
+        if self.is_over(due_s):
             return None
-        if plan.duration_s is not None and due_s - self._measured_from_s >= plan.duration_s:
+        left = num_turns if plan.num_requests is None else plan.num_requests - self._num_measured
+        if left <= 0:
             return None
-        self._num_begun += num_turns
-        self._num_measured += num_turns
-        return False
+        part = Part(False, min(num_turns, left))
+        self._num_measured += part.num_turns
+        return part
+
+    def give_back(self, part: Part, num_turns: int) -> None:
+        """So many turns of a part are not asked, for one before them has failed."""
+        if not part.is_warm_up:
+            self._num_measured -= num_turns
+        elif self._measured_from_s is None:  # else the warm-up is over
+            self._num_warm_up -= num_turns

@@ -35,8 +35,9 @@ class Shape:
 def made_up(shape: Shape, texts: Texts, measure: Measure) -> Iterator[Conversation]:
     """Conversations of random words, without end.
 
-    Lengths depend on the seed and a conversation's number alone, words on the texts' salt too. The first turn's prompt, with what the chat template
-    adds, is as long as was drawn, and the shared prefix comes on top; a later turn is that much longer.
+    Lengths depend on the seed and a conversation's number alone, words on the texts' salt too. The first
+    turn's prompt, with what the chat template adds, is as long as was drawn, and the shared prefix comes on
+    top; a later turn is that much longer.
     """
     prefixes = _prefixes(shape, texts, measure)
     for number in count():

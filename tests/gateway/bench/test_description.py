@@ -15,6 +15,12 @@ def test_the_window_is_from_the_first_measured_request_until_after_the_last_was_
     assert steady_window(samples) == (1, math.nextafter(8, 9))
 
 
+def test_the_window_of_conversations_ends_when_the_last_one_began() -> None:
+    """Its later turns are sent when the other users are gone."""
+    samples = [sample(0, 2), sample(2, 3, turn=1), sample(6, 8), sample(8, 9, turn=1), sample(9, 10, turn=2)]
+    assert steady_window(samples) == (0, math.nextafter(6, 7))
+
+
 def test_a_load_that_is_mostly_drain_has_no_end_of_its_window() -> None:
     assert steady_window([sample(1, 9), sample(1.5, 10)]) == (1, None)
 

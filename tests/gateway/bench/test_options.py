@@ -59,6 +59,9 @@ def test_a_file_gives_its_own_number_of_requests(tmp_path: Path) -> None:
     assert options("--data", str(file)).plan.num_requests == 2
     assert options("--data", str(file), "--requests", "9").plan.num_requests == 9
     assert options("--data", str(file), "--duration-s", "9").plan.num_requests is None
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    file.write_text(json.dumps({"messages": [user, answer, user]}) + "\n" + json.dumps({"messages": [user]}))
+    assert options("--data", str(file), "--turns", "5").plan.num_requests == 3
 
 
 @pytest.mark.parametrize(("text", "share"), [("0.05", 0.05), ("5%", 0.05), ("100%", 1.0), ("0", 0.0)])

@@ -5,7 +5,10 @@ from itertools import repeat
 from time import monotonic
 from typing import Any
 
+import pytest
+
 from backend.http_client import HttpClient
+from gateway.bench import run
 from gateway.bench.client import BenchClient
 from gateway.bench.conversation import Conversation, Turn
 from gateway.bench.plan import Plan
@@ -94,12 +97,42 @@ async def test_a_cap_bounds_what_is_in_flight_and_lateness_shows() -> None:
 
 async def test_a_closed_loop_keeps_its_users_busy() -> None:
     gate = Gate(opens_at=5)  # fewer at once would wait forever
-    async with loading(gate, Plan(users=5, num_requests=23, warm_up_requests=4)) as (load, server):
+    async with loading(gate, Plan(users=5, num_requests=23, warm_up_requests=6)) as (load, server):
         await load.run()
-    assert (gate.peak, len(server.asked)) == (5, 27)
+    assert (gate.peak, len(server.asked)) == (5, 29)
     assert [sample.is_warm_up for sample in sorted(load.samples, key=lambda each: each.number)] == [
-        number < 4 for number in range(27)
+        number < 6 for number in range(29)
     ]
+
+
+@pytest.mark.parametrize(("warm_up", "num_turns"), [(2, 1), (6, 3)])
+async def test_users_wait_for_a_warm_up_that_not_all_of_them_take_part_in(
+    warm_up: int, num_turns: int
+) -> None:
+    gate = Gate(opens_at=99)
+    turns = (Turn(({"role": "user", "content": "a"},), 1, 1),) * num_turns
+    plan = Plan(users=5, num_requests=10, warm_up_requests=warm_up)
+    async with loading(gate, plan, repeat(Conversation(turns))) as (load, server):
+        running = asyncio.ensure_future(load.run())
+        await until(lambda: gate.num_held == 2)
+        await asyncio.sleep(0.02)  # time for a third, which must not come
+        assert len(server.asked) == 2
+        gate.open()
+        await running
+    assert len(load.samples) == warm_up + 10
+    warm_ups = [sample for sample in load.samples if sample.is_warm_up]
+    assert len(warm_ups) == warm_up
+    ended_s = min(sample.ended_s or 0 for sample in warm_ups)
+    assert all(sample.sent_s >= ended_s for sample in load.samples if not sample.is_warm_up)
+
+
+async def test_a_warm_up_whose_requests_fail_does_not_hold_the_load_up() -> None:
+    async def answer(asked: Asked) -> None:
+        await (answer_well(asked) if len(server.asked) > 3 else asked.send(plain(503, b"{}")))
+
+    async with loading(answer, Plan(users=4, num_requests=6, warm_up_requests=2)) as (load, server):
+        await load.run()
+    assert sum(not sample.is_warm_up for sample in load.samples) == 6
 
 
 async def test_a_conversation_sends_the_servers_own_answers() -> None:
@@ -137,10 +170,51 @@ async def test_a_failed_turn_ends_its_conversation_and_not_the_load() -> None:
             await answer_well(asked)
 
     turns = (Turn(({"role": "user", "content": "a"},), 1, 1),) * 3
-    plan = Plan(users=1, num_requests=6)
-    async with loading(answer, plan, repeat(Conversation(turns))) as (load, _):
+    # What it did not ask is asked in others: as many requests are measured as were wanted.
+    for plan in (Plan(users=1, num_requests=6), Plan(rate=900.0, num_requests=6, max_concurrency=1)):
+        async with loading(answer, plan, repeat(Conversation(turns))) as (load, _):
+            await load.run()
+        told = [(sample.turn, sample.error) for sample in sorted(load.samples, key=lambda each: each.number)]
+        assert sorted(told) == sorted([(0, None), (1, "http_503")] * 3)
+
+
+async def test_the_last_conversation_is_cut_to_the_requests_that_were_wanted() -> None:
+    turns = (Turn(({"role": "user", "content": "a"},), 1, 1),) * 3
+    for plan in (Plan(users=2, num_requests=7), Plan(rate=900.0, num_requests=7, warm_up_requests=1)):
+        async with loading(answer_well, plan, repeat(Conversation(turns))) as (load, _):
+            await load.run()
+        assert sum(not sample.is_warm_up for sample in load.samples) == 7
+
+
+async def test_an_open_loop_that_is_behind_still_reads_its_answers() -> None:
+    """All arrivals are due at once: the first answer must not wait until the last request has been sent."""
+    async with loading(answer_well, Plan(rate=1e6, arrivals="constant", num_requests=3000)) as (load, _):
+        running = asyncio.ensure_future(load.run())
+        await until(lambda: len(load.samples) > 0)
+        num_begun = load.last_begun_s * 1e6
+        load.stop()
+        await running
+    assert num_begun < 2900
+    assert load.last_begun_s * 1e6 < 2999  # and a stop is heard
+
+
+async def test_an_open_loop_leaves_out_what_it_has_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MAX_BEHIND_S", 0.0)
+    plan = Plan(rate=1e6, arrivals="constant", duration_s=0.02)
+    async with loading(answer_well, plan) as (load, _):
         await load.run()
-    assert [(sample.turn, sample.error) for sample in load.samples] == [(0, None), (1, "http_503")] * 2
+    assert load.num_left_out > 0
+    first_s = min(sample.due_s for sample in load.samples)
+    assert len(load.samples) + load.num_left_out <= 20_001 + first_s * 1e6
+
+
+async def test_an_open_loop_that_has_missed_all_the_rest_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with loading(answer_well, Plan(rate=100.0, duration_s=1000.0)) as (load, _):
+        running = asyncio.ensure_future(load.run())
+        await until(lambda: len(load.samples) > 0)
+        monkeypatch.setattr(run, "MAX_BEHIND_S", -2000.0)
+        await running
+    assert load.num_left_out == 0
 
 
 async def test_a_load_that_is_stopped_tells_what_was_under_way() -> None:
