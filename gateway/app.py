@@ -28,6 +28,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.next_turns import NextTurns
 from gateway.outlet import ReaderLimits, Send
+from gateway.passthrough import Passthrough
 from gateway.passthrough_head import is_own
 from gateway.realtime_admission import Admission
 from gateway.realtime_edge import realtime_socket
@@ -239,24 +240,27 @@ class App:
         gateway.looks.append(self._realtime.check)
         gateway.drains.append(self._realtime.drain)
         gateway.cuts.append(self._realtime.cut)
-        self._passed = parts.passthrough(
-            gateway.settings,
-            gateway.upstreams,
-            edge,
-            gateway.keys,
-            gateway.http,
-            gateway.pool.replicas,
-            gateway.rules,
+        self._passed = self._passthrough(edge)
+        self._others = self._other_routes()
+
+    def _passthrough(self, edge: EdgeParts) -> Passthrough | None:
+        made = self.gateway
+        return parts.passthrough(
+            made.settings, made.upstreams, edge, made.keys, made.http, made.pool.replicas, made.rules
         )
+
+    def _other_routes(self) -> Starlette:
+        gateway = self.gateway
         posts = [Route(path, endpoint, methods=["POST"]) for path, endpoint in self._endpoints.items()]
         pages = page_routes(version("headrace"), gateway.request_limits)
-        self._others = Starlette(
+        others = Starlette(
             routes=[*posts, *self._streams.routes(), *gateway.system.routes(), *pages],
             lifespan=gateway.running,
             exception_handlers={HTTPException: http_error},
         )
         # A slash too many is 404: a redirect would name the client's Host header, and lose a POST's body.
-        self._others.router.redirect_slashes = False
+        others.router.redirect_slashes = False
+        return others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
