@@ -149,7 +149,7 @@ def _added_ttft_ms(result: StreamResult) -> float:
 async def measure(bench: Bench, report: Report, counts: Sequence[int], num_requests: int) -> None:
     ratios = [await per_token(bench, report, num_streams) for num_streams in counts]
     await per_request(bench, report, num_requests)
-    report.goal("gateway_vs_bare_asgi", statistics.median(ratios), 1.5, "x")
+    report.goal("gateway_vs_bare_asgi", statistics.median(ratios), 1.4, "x")
     frames = min(value for name, value in report.metrics.items() if name.startswith("frames_per_token"))
     report.goal("frames_per_token", frames, 0.98, "", at_most=False)
 
