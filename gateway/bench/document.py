@@ -65,7 +65,7 @@ def document_of(
             for name, each in measured.latencies.distributions.items()
             if len(each)
         },
-        timeline=timeline_of(measured.all, measured.end_s),
+        timeline=timeline_of(measured),
         samples=tuple(measured.all) if keeps_samples else None,
     )
 
@@ -113,7 +113,7 @@ def _fault(curve: Sequence[tuple[float, float]]) -> str | None:
 
 def _failures(measured: Measured) -> dict[str, Failures]:
     """By kind, the most frequent one first."""
-    failed = measured.failed()
+    failed = measured.failed
     examples: dict[str, str] = {}
     for sample in failed:
         examples.setdefault(sample.error or "", sample.detail)

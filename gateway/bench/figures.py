@@ -1,13 +1,14 @@
 """All figures of a run, of its samples: what the table, the JSON document and the page show.
 
-Latencies are those of the requests that were sent in the steady window and succeeded; rates are of what came
-in that window. An error frame and a truncated stream are failures like any other. Not here: how a figure is
+Latencies and shares are of the requests that were sent in the steady window; rates are of what came in that
+window, whoever's it was. An error frame and a truncated stream are failures like any other; what the end of
+the run cut off is none, and its tokens up to then have come. Not here: how a figure is
 computed (`latencies.py`, `throughput.py`, `goodput.py`, `percentiles.py`, `stages.py`), and how it is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, nextafter
 from typing import Final
 
@@ -15,7 +16,7 @@ import msgspec
 
 from gateway.bench.bounds import Amount, Count, Share
 from gateway.bench.goodput import Goodput, Limits, met
-from gateway.bench.latencies import Latencies, frames_per_token, num_tokens
+from gateway.bench.latencies import Latencies, frames_per_token, num_tokens, times_of
 from gateway.bench.percentiles import Distribution, Spread
 from gateway.bench.plausible import plausible
 from gateway.bench.run_info import RunInfo
@@ -83,6 +84,7 @@ class Figures(msgspec.Struct, frozen=True):
     stages_ms: Mapping[str, Spread]  # the server's, by its own names
     added_ttft_ms: Spread  # the client's TTFT less the server's
     turns: tuple[TurnFigures, ...]  # none if there is only the first
+    num_failed_outside: Count = 0  # of those that were sent during warm-up or drain
 
 
 class Measured:
@@ -96,21 +98,37 @@ class Measured:
         if until_s is None:
             until_s = nextafter(self.end_s, inf)  # what comes at the very end belongs to it
         self.window = Window(run.steady_from_s, until_s)
-        self.inside = [each for each in samples if not each.is_warm_up and self.window.holds(each.sent_s)]
+        self.inside = [each for each in samples if self._is_inside(each)]
         self.ok = [each for each in self.inside if each.error is None]
+        self.failed = [each for each in self.inside if self.is_failure(each)]
         self.latencies = Latencies(self.ok)
+        self.frames_per_token = frames_per_token(self.ok)
+        self.tokens_per_frame = 1 / self.frames_per_token if self.frames_per_token else 1.0
 
-    def failed(self) -> list[Sample]:
-        return [each for each in self.inside if each.error not in (None, INTERRUPTED)]
+    def _is_inside(self, sample: Sample) -> bool:
+        return not sample.is_warm_up and self.window.holds(sample.sent_s)
+
+    def is_failure(self, sample: Sample) -> bool:
+        """Whether the report counts it as failed: measured, and not only cut off by the end of the run."""
+        return sample.error not in (None, INTERRUPTED) and self._is_inside(sample)
+
+    def times_ended_ms(self) -> Iterator[Mapping[str, float]]:
+        """The times of each request that `Throughput.requests_per_s` counts: it ended in the window."""
+        others = [each for each in self.all if each.error is None and not self._is_inside(each)]
+        times_ms = (*self.latencies.times_ms, *(times_of(each) for each in others))
+        for sample, each in zip((*self.ok, *others), times_ms, strict=True):
+            if self.window.holds(sample.ended_s):
+                yield each
 
 
 def figures_of(measured: Measured, options: FigureOptions = DEFAULTS) -> Figures:
     ok, window, percents = measured.ok, measured.window, options.percents
     latencies = measured.latencies
-    succeeded = [each for each in measured.all if each.error is None]
+    came = [each for each in measured.all if each.error in (None, INTERRUPTED)]
+    num_all_failed = sum(each.error not in (None, INTERRUPTED) for each in measured.all)
     mean, peak = concurrency(measured.all, window, measured.end_s)
     stages_ms, added_ttft_ms = stages_of(ok, percents)
-    num_failed = len(measured.failed())
+    num_failed = len(measured.failed)
     return Figures(
         num_requests=len(measured.inside),
         num_ok=len(ok),
@@ -121,13 +139,13 @@ def figures_of(measured: Measured, options: FigureOptions = DEFAULTS) -> Figures
         latencies_ms={
             name: each.spread(percents) for name, each in latencies.distributions.items() if len(each)
         },
-        throughput=throughput(succeeded, window),
+        throughput=throughput(came, window, measured.tokens_per_frame),
         concurrency_mean=mean,
         concurrency_peak=peak,
         prompt_tokens=sum(each.prompt_tokens or 0 for each in ok),
         output_tokens=sum(num_tokens(each) for each in ok),
         has_usage=all(each.output_tokens is not None for each in ok),
-        frames_per_token=frames_per_token(ok),
+        frames_per_token=measured.frames_per_token,
         cached_share=_cached_share(ok),
         stalls=_stalls(latencies, options.stall_ms),
         goodput=_goodput(measured, options.limits_ms),
@@ -137,6 +155,7 @@ def figures_of(measured: Measured, options: FigureOptions = DEFAULTS) -> Figures
         stages_ms=stages_ms,
         added_ttft_ms=added_ttft_ms,
         turns=_turns(ok, percents),
+        num_failed_outside=num_all_failed - num_failed,
     )
 
 
@@ -160,12 +179,9 @@ def _goodput(measured: Measured, limits_ms: Limits) -> Goodput | None:
     if not limits_ms:
         return None
     all_met = [met(limits_ms, times_ms) for times_ms in measured.latencies.times_ms]
-    num_judged = len(measured.ok) + len(measured.failed())
+    num_judged = len(measured.ok) + len(measured.failed)
     is_good = [len(each) == len(limits_ms) for each in all_met]
-    num_in_time = sum(
-        good and measured.window.holds(sample.ended_s)
-        for good, sample in zip(is_good, measured.ok, strict=True)
-    )
+    num_in_time = sum(len(met(limits_ms, each)) == len(limits_ms) for each in measured.times_ended_ms())
     length_s = measured.window.length_s
 
     def share(count: int) -> float:

@@ -14,7 +14,7 @@ Only of requests that succeeded. Not here: rates (`gateway/bench/throughput.py`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from gateway.bench.percentiles import Distribution, GapCounts, percentile
@@ -41,6 +41,11 @@ class Latencies:
             name: Distribution.of(each[name] for each in self.times_ms if name in each) for name in NAMES
         }
         self.distributions["tbt"] = gaps.distribution()
+
+
+def times_of(sample: Sample) -> Mapping[str, float]:
+    """Of one that succeeded; `tbt` is the p99 of its gaps."""
+    return Latencies([sample]).times_ms[0]
 
 
 def num_tokens(sample: Sample) -> int:

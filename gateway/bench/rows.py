@@ -88,7 +88,8 @@ def _requests(figures: Figures) -> str:
     if figures.num_interrupted:
         parts.append(f"{figures.num_interrupted:,} cut off by the end")
     if figures.num_outside:
-        parts.append(f"{figures.num_outside:,} in warm-up or drain")
+        failed = f" ({num:,} of them failed)" if (num := figures.num_failed_outside) else ""
+        parts.append(f"{figures.num_outside:,} in warm-up or drain{failed}")
     return ", ".join(parts)
 
 

@@ -52,7 +52,7 @@ def _first_tokens(document: Document) -> str:
     for at_s, kind in failures:
         parts += _cross(times.at(at_s), _TOP + _CROSS, f"{kind} at {shown(at_s)} s")
     if failures:
-        parts.append(words(_RIGHT, 14, f"× {len(failures)} failed", "alert", "end"))
+        parts.append(words(_RIGHT, 14, f"× {document.figures.num_failed:,} failed", "alert", "end"))
     told = (
         f"{len(points)} first tokens, {shown(values[0])} to {shown(values[-1])} ms; {len(failures)} failures"
     )

@@ -2,7 +2,8 @@
 
 What counts is when it came, not whose it was: a token of a request that was sent during warm-up is one that
 the server made in the window. Without warm-up and drain that is the whole run, as `vllm bench serve` counts.
-Only requests that succeeded count, but for concurrency. Not here: latencies (`gateway/bench/latencies.py`).
+Of a request that failed nothing counts, but for concurrency; of one that the end of the run cut off, the
+tokens that had come. Not here: latencies (`gateway/bench/latencies.py`).
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ class Window(msgspec.Struct, frozen=True):
 class Throughput(msgspec.Struct, frozen=True):
     """All 0 in a window without length."""
 
-    requests_per_s: Amount = 0.0  # that ended in it
+    requests_per_s: Amount = 0.0  # that succeeded, and ended in it
     output_tokens_per_s: Amount = 0.0
     prompt_tokens_per_s: Amount = 0.0  # of the requests that ended in it
     total_tokens_per_s: Amount = 0.0
 
 
-def throughput(succeeded: Iterable[Sample], window: Window) -> Throughput:
+def throughput(samples: Iterable[Sample], window: Window, tokens_per_frame: float = 1.0) -> Throughput:
+    """Of samples that succeeded or were cut off. `tokens_per_frame`: see `tokens_in`."""
     if not window.length_s:
         return Throughput()
     num_ended, num_prompt, num_output = 0, 0, 0.0
-    for sample in succeeded:
-        num_output += tokens_in(sample, window)
-        if window.holds(sample.ended_s):
+    for sample in samples:
+        num_output += tokens_in(sample, window, tokens_per_frame)
+        if sample.error is None and window.holds(sample.ended_s):
             num_ended += 1
             num_prompt += sample.prompt_tokens or 0
     each = [count / window.length_s for count in (num_ended, num_output, num_prompt, num_output + num_prompt)]
@@ -58,12 +60,17 @@ def last_s(sample: Sample) -> float:
     return max([sample.sent_s, sample.ended_s or 0.0, *sample.frames_s[-1:]])
 
 
-def tokens_in(sample: Sample, window: Window) -> float:
-    """The tokens that came in it: those of a request are spread over its frames evenly."""
+def tokens_in(sample: Sample, window: Window, tokens_per_frame: float = 1.0) -> float:
+    """The tokens that came in it: those of a request are spread over its frames evenly.
+
+    `tokens_per_frame` is for one that ended before its server could tell how many tokens it has.
+    """
     frames_s = sample.frames_s
     if not frames_s:
         return 0.0
     num_frames = bisect_left(frames_s, window.until_s) - bisect_left(frames_s, window.from_s)
+    if sample.error is not None and sample.output_tokens is None:
+        return num_frames * tokens_per_frame
     return num_tokens(sample) * num_frames / len(frames_s)
 
 

@@ -130,6 +130,34 @@ def test_goodput_counts_failures_as_missed() -> None:
     assert found.goodput.requests_per_s == pytest.approx(1 / 2)
 
 
+def test_goodput_a_second_is_of_the_requests_a_second() -> None:
+    samples = [
+        sample(0, sent_s=0.0, is_warm_up=True),  # it ends at 1.5, in the window, and meets the limits
+        sample(1, sent_s=0.2, is_warm_up=True, frames_s=[1.9, 2.0], ended_s=2.0),  # so, but it is too slow
+        sample(2, sent_s=1.0),
+        sample(3, sent_s=2.9),  # after the window
+        sample(4, sent_s=1.0, error="lost"),
+    ]
+    told = run(steady_from_s=1.0, steady_until_s=3.0)
+    found = figures(samples, told, limits_ms={"ttft": 1001, "tbt": 250})
+    assert found.goodput is not None
+    assert (found.throughput.requests_per_s, found.goodput.requests_per_s) == (3 / 2, 2 / 2)
+    assert found.goodput.share == pytest.approx(2 / 3)
+    unlimited = figures(samples, told, limits_ms={"e2e": 1e9}).goodput
+    assert unlimited is not None
+    assert unlimited.requests_per_s == found.throughput.requests_per_s
+
+
+def test_an_interrupt_does_not_take_the_tokens_that_had_come() -> None:
+    """Two streams of 20 tokens a second, two tokens in a frame; one of them is cut off at 4 s."""
+    frames_s = [0.1 * index for index in range(1, 41)]
+    cut = sample(1, frames_s=frames_s, output_tokens=None, ended_s=4.0, error="interrupted")
+    found = figures([sample(0, frames_s=frames_s, output_tokens=80, ended_s=4.0), cut])
+    assert found.throughput.output_tokens_per_s == pytest.approx(2 * 80 / 4)
+    assert found.throughput.requests_per_s == pytest.approx(1 / 4)
+    assert (found.num_failed, found.num_interrupted, found.output_tokens) == (0, 1, 80)
+
+
 def test_stages_and_what_lies_between() -> None:
     timings = {"queue_ms": 3.0, "ttft_ms": 950.0, "tpot_ms": None, "cached_tokens": 4.0}
     found = figures([sample(timings=timings)])
@@ -178,8 +206,15 @@ def test_random_runs_are_as_an_oracle_has_them(seed: int) -> None:
 
     all_ok = [s for s in samples if s.error is None]
     ended = [s for s in all_ok if 1.0 <= (s.ended_s or 0) <= stop_s]
+    counted = [s for s in ok if s.output_tokens]
+    num_counted = sum(len(s.frames_s) for s in counted)
+    per_frame = sum(tokens[s.number] for s in counted) / num_counted if num_counted else 1.0
     came = sum(
-        tokens[s.number] / len(s.frames_s) for s in all_ok for each in s.frames_s if 1.0 <= each <= stop_s
+        per_frame if s.error and s.output_tokens is None else tokens[s.number] / len(s.frames_s)
+        for s in samples
+        if s.error in (None, "interrupted")
+        for each in s.frames_s
+        if 1.0 <= each <= stop_s
     )
     length_s = stop_s - 1.0
     assert found.throughput.requests_per_s == pytest.approx(len(ended) / length_s)
