@@ -22,6 +22,11 @@ def count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 
 
+def share(value: Any) -> float:
+    """A share of the whole, 0 to 1; 0 for what can be none."""
+    return float(value) if type(value) in (int, float) and 0 <= value <= 1 else 0.0
+
+
 def milliseconds(seconds: Any) -> float | None:
     """A duration, not negative; None for what can be none."""
     if type(seconds) not in (int, float) or not math.isfinite(seconds) or seconds > MAX_COUNT:

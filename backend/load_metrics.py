@@ -7,10 +7,11 @@ Sources: vLLM `v1/metrics/loggers.py`; SGLang `srt/observability/metrics_collect
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from backend.lenient import count, share
 from backend.upstream_metrics import values
 from backend.upstream_ports import EngineStats
 
@@ -64,9 +65,9 @@ def read_load(page: bytes) -> EngineStats:
 
 
 class _Load(msgspec.Struct):
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    token_usage: float = 0.0
+    num_running_reqs: Any = 0
+    num_waiting_reqs: Any = 0
+    token_usage: Any = 0.0  # 0 to 1
 
 
 class _Loads(msgspec.Struct):
@@ -77,9 +78,9 @@ def read_loads(body: bytes) -> EngineStats:
     """SGLang's `/v1/loads`, which it has without `--enable-metrics` too. Raises `ValueError`."""
     loads = msgspec.json.decode(body, type=_Loads).loads
     return EngineStats(
-        running=sum(load.num_running_reqs for load in loads),
-        waiting=sum(load.num_waiting_reqs for load in loads),
-        kv_usage=max((load.token_usage for load in loads), default=0.0),
+        running=sum(count(load.num_running_reqs) or 0 for load in loads),
+        waiting=sum(count(load.num_waiting_reqs) or 0 for load in loads),
+        kv_usage=max((share(load.token_usage) for load in loads), default=0.0),
     )
 
 

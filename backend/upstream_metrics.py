@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from backend.lenient import MAX_COUNT
+
 
 def values(page: bytes, name: bytes) -> Iterator[float]:
     """A metric's value for each of its label sets; none where the page does not have it.
 
-    Raises `ValueError` for a value that is no number.
+    All are counts or shares: what is negative, not finite or beyond any count is left out. Raises
+    `ValueError` for a value that is no number.
     """
     start = 0
     while (found := _find(page, name, start)) >= 0:
@@ -23,7 +26,8 @@ def values(page: bytes, name: bytes) -> Iterator[float]:
         value = line[line.rfind(b"}") + 1 :].split()  # a time may follow
         if not value:
             raise ValueError(f"/metrics has {name.decode()} without a value")
-        yield float(value[0])
+        if 0 <= (number := float(value[0])) <= MAX_COUNT:
+            yield number
 
 
 def _find(page: bytes, name: bytes, start: int) -> int:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 
+from backend.lenient import count
 from backend.upstream_ports import UNKNOWN_MODEL_LEN, ServedModel
 
+logger = logging.getLogger(__name__)
+
 MAX_MODELS: Final = 1024
-MAX_NAME_CHARS: Final = 1024
+MAX_NAME_CHARS: Final = 256
 
 
 class _Card(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-    parent: str | None = None  # of an adapter: its base model
+    id: Any
+    max_model_len: Any = None
+    parent: Any = None  # of an adapter: its base model
 
 
 class _List(msgspec.Struct):
@@ -25,18 +30,15 @@ class _List(msgspec.Struct):
 def read_models(body: bytes) -> list[ServedModel]:
     """The models in the list's order, each name once; an adapter has its base model's context.
 
-    Raises `ValueError`.
+    A name that is no string is empty. Raises `ValueError`.
     """
     cards = msgspec.json.decode(body, type=_List).data
     if len(cards) > MAX_MODELS:
         raise ValueError(f"it lists {len(cards)} models; the limit is {MAX_MODELS}")
     for card in cards:
-        if not 0 < len(card.id) <= MAX_NAME_CHARS:
-            raise ValueError(
-                f"a model's id has {len(card.id)} characters; the limit is 1 to {MAX_NAME_CHARS}"
-            )
+        card.id = card.id if isinstance(card.id, str) else ""
     by_name = {card.id: card for card in reversed(cards)}  # of one name the first counts
-    lengths = {name: card.max_model_len for name, card in by_name.items()}
+    lengths = {name: count(card.max_model_len) for name, card in by_name.items()}
     return [
         ServedModel(name, _length(by_name[name], lengths))
         for name in dict.fromkeys(card.id for card in cards)
@@ -44,5 +46,32 @@ def read_models(body: bytes) -> list[ServedModel]:
 
 
 def _length(card: _Card, lengths: dict[str, int | None]) -> int:
-    length = card.max_model_len or (lengths.get(card.parent) if card.parent is not None else None)
-    return min(length, UNKNOWN_MODEL_LEN) if length is not None and length > 0 else UNKNOWN_MODEL_LEN
+    length = lengths[card.id] or (lengths.get(card.parent) if isinstance(card.parent, str) else None)
+    return min(length, UNKNOWN_MODEL_LEN) if length else UNKNOWN_MODEL_LEN
+
+
+class ModelNames:
+    """Leaves out of one server's lists what can be no model's name; it logs that once, not at each look."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._num_told = 0
+
+    def named(self, listed: Sequence[ServedModel]) -> Sequence[ServedModel]:
+        """Those whose names may be shown: to clients, in logs and as labels of metrics."""
+        named = [model for model in listed if _is_name(model.name)]
+        num_bad = len(listed) - len(named)
+        if num_bad and num_bad != self._num_told:
+            logger.warning(
+                "%s lists %d names that no model can have here, which must be 1 to %d printable characters: "
+                "left out",
+                self._server,
+                num_bad,
+                MAX_NAME_CHARS,
+            )
+        self._num_told = num_bad
+        return named
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable()

@@ -31,6 +31,7 @@ from backend.upstream_answer import UpstreamAnswer
 from backend.upstream_doubts import BROKEN_GAP_S, UpstreamDoubts
 from backend.upstream_faults import ModelGone, UpstreamFault
 from backend.upstream_load import Share, UpstreamLoad
+from backend.upstream_models import ModelNames
 from backend.upstream_ports import EngineStats, ServedModel, Traits, UpstreamKind
 from backend.upstream_probe import Http, UpstreamProbe
 from backend.upstream_tokenizer import FolderTokenizers, TokenizerCheck
@@ -95,6 +96,7 @@ class UpstreamServer(ReplicaLife):
         self._http = http
         self._probe = UpstreamProbe(http, address, settings.api_key, settings.stall_s)
         self._tokenizer = TokenizerCheck(kind, self._probe, self.key, settings.tokenizers)
+        self._names = ModelNames(f"upstream {address}")
         self._models: dict[str, _Model] | None = None
         self._traits: Traits | None = None
         self._stats = EngineStats()
@@ -225,7 +227,7 @@ class UpstreamServer(ReplicaLife):
 
     async def _serve(self) -> None:
         self._doubts = UpstreamDoubts()
-        listed = await self._probe.told(self._kind.models(self._probe))
+        listed = self._names.named(await self._probe.told(self._kind.models(self._probe)))
         self._advance("load", "reading its models' files")
         locals_ = await asyncio.to_thread(self._local_models, listed)
         sends_defaults = all(local is None or local.default_sampling is not None for local in locals_)
@@ -247,7 +249,7 @@ class UpstreamServer(ReplicaLife):
             await self._ask_stats(ANSWER_S if has_broken else None)
             self.heard_s = now_s = time.monotonic()
             if self._doubts.of_models(now_s) or now_s >= next_look_s:
-                listed = await self._probe.told(self._kind.models(self._probe))
+                listed = self._names.named(await self._probe.told(self._kind.models(self._probe)))
                 next_look_s = now_s + self._settings.models_s
                 if listed != self._listed:
                     await self._join(listed, await asyncio.to_thread(self._local_models, listed))

@@ -11,11 +11,12 @@ Not here: the request's fields (`sglang_request.py`), the events (`sglang_stream
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from backend.http_ports import HttpRequest
+from backend.lenient import count
 from backend.load_metrics import read_load, read_loads
 from backend.sglang_request import PriorityRule, generate_body
 from backend.sglang_stream import GenerateReader
@@ -52,11 +53,10 @@ class SglangWire:
 class _ServerInfo(msgspec.Struct):
     """Of its hundreds of settings."""
 
-    version: str = ""
-    page_size: int | None = None
-    enable_priority_scheduling: bool | None = None
-    schedule_low_priority_values_first: bool | None = None
-    skip_tokenizer_init: bool | None = None
+    version: Any = None
+    page_size: Any = None
+    enable_priority_scheduling: Any = None
+    schedule_low_priority_values_first: Any = None
 
 
 class SglangKind:
@@ -74,13 +74,13 @@ class SglangKind:
             response = await ask("GET", "/get_server_info")
         info = msgspec.json.decode(response.body, type=_ServerInfo)
         rule = PriorityRule(
-            bool(info.enable_priority_scheduling), bool(info.schedule_low_priority_values_first)
+            info.enable_priority_scheduling is True, info.schedule_low_priority_values_first is True
         )
         return Traits(
             wire=SglangWire(rule),
             api="generate",
-            block_size=info.page_size or 1,
-            versions={"sglang": info.version[:100]} if info.version else {},
+            block_size=count(info.page_size) or 1,
+            versions={"sglang": str(info.version)[:100]} if info.version else {},
         )
 
     async def token_ids(self, ask: Ask, model: str, text: str) -> Sequence[int] | None:

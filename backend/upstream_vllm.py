@@ -76,7 +76,7 @@ def _sum(page: bytes, name: bytes) -> int:
 
 def _block_size(page: bytes) -> int:
     told = label(page, b"vllm:cache_config_info", b"block_size") or ""
-    return int(told) if told.isdecimal() and int(told) > 0 else BLOCK_SIZE
+    return int(told) if told.isdecimal() and len(told) < 10 and int(told) > 0 else BLOCK_SIZE
 
 
 class _Version(msgspec.Struct):
@@ -86,6 +86,6 @@ class _Version(msgspec.Struct):
 def _versions(body: bytes) -> dict[str, str]:
     try:
         version = msgspec.json.decode(body, type=_Version).version
-    except ValueError:  # it is told to operators and decides nothing
+    except (ValueError, RecursionError):  # it is told to operators and decides nothing
         return {}
     return {"vllm": version[:100]} if version else {}
