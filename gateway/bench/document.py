@@ -21,6 +21,7 @@ from gateway.bench.timeline import Timeline, timeline_of
 
 BENCH: Final = "headrace bench"
 VERSION: Final = 1
+_EDGES: Final = ("steady_from_s", "steady_until_s", "duration_s")
 _ROUNDING_MS: Final = 1e-6
 # Where a curve is sampled: each percent, and more closely where the slowest few are.
 CURVE_PERCENTS: Final = (*map(float, range(100)), 99.5, 99.9, 99.99, 100.0)
@@ -71,10 +72,15 @@ def document_of(
 
 
 def to_json(document: Document) -> bytes:
-    """Indented, with times rounded to a nanosecond: no more is measured."""
-    plain = _rounded(msgspec.to_builtins(document))
+    """Indented. Results are rounded to a nanosecond; the samples' times and the window's edges are exact, so
+    that who computes the figures again finds the same samples in the window: from <= sent < until.
+    """
+    plain: dict[str, Any] = _rounded(msgspec.to_builtins(msgspec.structs.replace(document, samples=None)))
+    plain["run"] |= {name: getattr(document.run, name) for name in _EDGES}
     if document.samples is None:
         del plain["samples"]
+    else:
+        plain["samples"] = document.samples
     return msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n"
 
 

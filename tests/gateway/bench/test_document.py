@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from typing import Any
 
@@ -34,6 +35,19 @@ def test_document_has_the_shape_that_scripts_rely_on() -> None:
 def test_samples_are_kept_where_they_are_asked_for() -> None:
     plain = json.loads(to_json(document_of([sample(7)], run(), keeps_samples=True)))
     assert [each["number"] for each in plain["samples"]] == [7]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_reader_finds_the_same_samples_in_the_window(seed: int) -> None:
+    rng = random.Random(seed)
+    samples = [sample(number, sent_s=number + rng.random()) for number in range(20)]
+    edges_s = samples[3].sent_s, math.nextafter(samples[17].sent_s, math.inf)
+    told = run(steady_from_s=edges_s[0], steady_until_s=edges_s[1])
+    plain = json.loads(to_json(document_of(samples, told, keeps_samples=True)))
+    from_s, until_s = plain["run"]["steady_from_s"], plain["run"]["steady_until_s"]
+    inside = [each["number"] for each in plain["samples"] if from_s <= each["sent_s"] < until_s]
+    assert inside == list(range(3, 18))
+    assert plain["figures"]["num_requests"] == len(inside)
 
 
 def test_most_frequent_failure_comes_first_with_its_first_example() -> None:
