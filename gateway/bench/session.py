@@ -18,7 +18,7 @@ from typing import Final
 from backend.http_client import HttpClient, HttpLimits
 from gateway.bench.client import BenchClient
 from gateway.bench.description import run_info_of
-from gateway.bench.health import HealthMeter
+from gateway.bench.health import HealthMeter, client_health
 from gateway.bench.options import BenchOptions
 from gateway.bench.prepare import prepare
 from gateway.bench.progress import ProgressLine, Tally
@@ -53,7 +53,8 @@ async def run_session(options: BenchOptions) -> Outcome:
             with _interrupts(load):
                 await load.run()
         plan = options.plan
-        health = meter.stop(load.samples, plan.is_open, plan.max_concurrency is not None)
+        is_capped = plan.max_concurrency is not None
+        health = client_health(meter.stop(), load.samples, plan.is_open, is_capped, load.num_left_out)
     finally:
         await http.close()
     samples = sorted(load.samples, key=lambda sample: sample.number)
