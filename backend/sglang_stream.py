@@ -16,6 +16,7 @@ import msgspec
 
 from backend.lenient import count, holds_nothing, milliseconds
 from backend.upstream_errors import server_error, words_of
+from backend.upstream_ports import MAX_ANSWER_BYTES
 from backend.upstream_tokens import TokenId, check_positions
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, FirstToken, TokenLogprobs
@@ -50,13 +51,16 @@ class Event(msgspec.Struct):
     error: Any = None
 
 
+ID_BYTES: Final = 8  # with its comma
+LOGPROB_BYTES: Final = 40  # a list of the number, the id and null
+
 _decode: Final = msgspec.json.Decoder(Event).decode
 
 
 class GenerateReader:
     """`upstream_ports.AnswerReader`."""
 
-    __slots__ = ("_max_tokens", "_num_tokens", "_num_top", "_sink", "_stop_ids")
+    __slots__ = ("_max_tokens", "_num_tokens", "_num_top", "_sink", "_stop_ids", "max_bytes")
 
     def __init__(self, call: EngineCall, sink: Sink) -> None:
         self._sink = sink
@@ -64,6 +68,9 @@ class GenerateReader:
         self._stop_ids: Sequence[int] = call.sampling.get("stop_token_ids") or ()
         self._max_tokens = call.max_tokens
         self._num_tokens = 0  # told to the sink
+        # The n-th event may have all n ids again, and their logprobs.
+        num_each = ID_BYTES + (0 if self._num_top is None else LOGPROB_BYTES * (1 + self._num_top))
+        self.max_bytes = MAX_ANSWER_BYTES + call.max_tokens**2 // 2 * num_each
 
     @property
     def has_finish(self) -> bool:

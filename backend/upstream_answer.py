@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from backend.fault_log import log_fault
 from backend.http_ports import Headers, HttpCall, HttpFault
+from backend.http_slices import SLICE_BYTES, Slices
 from backend.sse_reader import SseReader
 from backend.upstream_faults import MAX_BODY_BYTES, UpstreamFault, refusal
 from backend.upstream_load import Share
@@ -46,7 +47,8 @@ class UpstreamAnswer:
 
     __slots__ = (
         *("_call", "_events", "_fail", "_give_up", "_has_begun", "_has_events", "_host", "_is_over"),
-        *("_model", "_reader", "_send", "_share", "_status", "_tail", "_whole"),
+        *("_max_bytes", "_model", "_num_bytes", "_reader", "_send", "_share", "_slices", "_status"),
+        *("_tail", "_whole"),
     )
 
     def __init__(
@@ -68,6 +70,9 @@ class UpstreamAnswer:
         # Until the server has taken it: it holds the prompt.
         self._send: Callable[[UpstreamAnswer], HttpCall] | None = send
         self._events = SseReader(MAX_EVENT_BYTES)
+        self._slices: Slices | None = None  # from the first long read on
+        self._max_bytes = reader.max_bytes
+        self._num_bytes = 0  # of the response's body
         self._status = 0
         self._whole: bytearray | None = None  # the body, where it is no stream
         self._has_begun = False
@@ -95,20 +100,33 @@ class UpstreamAnswer:
         self._status = status
         if status == 200:
             self._send = None
-        is_json = any(name == b"content-type" and b"json" in value for name, value in headers)
-        if status != 200 or is_json:
+        if status != 200 or any(
+            name == b"content-type" and b"json" in kind.lower() for name, kind in headers
+        ):
             self._whole = bytearray()
 
     def data(self, data: bytes) -> None:
-        if self._is_over:
-            return  # the tail
-        if self._whole is not None:
-            limit = MAX_EVENT_BYTES if self._status == 200 else MAX_BODY_BYTES
-            self._whole += data[: limit - len(self._whole)]
+        self._num_bytes += len(data)
+        if self._num_bytes > self._max_bytes or self._whole is not None:
+            self._bounded(data)
+        elif self._slices is not None or len(data) > SLICE_BYTES:
+            self._sliced().add(data)
         else:
             self._read(data)
 
     def ended(self) -> None:
+        if self._slices is not None:
+            self._slices.end(self._ended)
+        else:
+            self._ended()
+
+    def failed(self, fault: HttpFault) -> None:
+        if self._slices is not None:
+            self._slices.end(lambda: self._failed(fault))
+        else:
+            self._failed(fault)
+
+    def _ended(self) -> None:
         self._stop_tail()
         whole = self._whole
         if self._is_over:
@@ -124,7 +142,7 @@ class UpstreamAnswer:
             self._end(WorkerLost(f"upstream {self.worker} ended the answer before it was complete"))
         self._stop_tail()
 
-    def failed(self, fault: HttpFault) -> None:
+    def _failed(self, fault: HttpFault) -> None:
         self._stop_tail()
         if not self._is_over and self._reader.has_finish:  # nothing of the answer is missing
             self._guarded(self._reader.closed)
@@ -134,7 +152,32 @@ class UpstreamAnswer:
 
     # -- in ------------------------------------------------------------------------------------------------
 
+    def _sliced(self) -> Slices:
+        if self._slices is None:
+            self._slices = Slices(self._call, self._read)
+        return self._slices
+
+    def _bounded(self, data: bytes) -> None:
+        """What is no stream is read whole, and nothing is read past a bound: a server may go on for ever."""
+        if self._is_over:
+            self._close()  # a tail without end
+            return
+        if self._whole is not None and self._status != 200:
+            self._whole += data[: MAX_BODY_BYTES - len(self._whole)]
+            if self._num_bytes > MAX_BODY_BYTES:
+                self._call.abort()
+                self._refused(bytes(self._whole))
+            return
+        limit = self._max_bytes if self._whole is None else min(MAX_EVENT_BYTES, self._max_bytes)
+        if self._num_bytes > limit:
+            said = f"upstream {self.worker} sent an answer of {self._num_bytes} bytes or more"
+            self._break(UpstreamFault(f"{said}; the limit is {limit}"))
+        elif self._whole is not None:
+            self._whole += data
+
     def _read(self, data: bytes) -> None:
+        if self._is_over:
+            return  # the tail
         now_s = time.monotonic()
         try:
             for payload in self._events.feed(data):
@@ -163,18 +206,23 @@ class UpstreamAnswer:
     def _raised(self, error: Exception) -> None:
         """By the reader, for what is no answer, or by the sink. Both may quote what was read."""
         log_fault(error)
-        if isinstance(error, ValueError):
+        if isinstance(error, ValueError | RecursionError):  # JSON may be nested too deeply
             self._break(UpstreamFault(f"upstream {self.worker} sent what is no answer of its API"))
         else:
             self._break(HeadraceError("An internal error ended this stream."))
 
     def _refused(self, body: bytes) -> None:
         send, self._send = self._send, None
-        if send is not None and self._reader.refused(self._status, body):
-            self._whole, self._has_begun = None, False
-            self._call = send(self)
+        try:
+            if send is not None and self._reader.refused(self._status, body):
+                self._whole, self._has_begun, self._num_bytes = None, False, 0
+                self._call = send(self)
+                return
+            error = refusal(self.worker, self._status, body)
+        except Exception as raised:
+            self._raised(raised)
         else:
-            self._end(refusal(self.worker, self._status, body))
+            self._end(error)
 
     # -- ends ----------------------------------------------------------------------------------------------
 
@@ -191,28 +239,31 @@ class UpstreamAnswer:
         self._send = None
         self._stop_tail()
         self._share.release()
+        if self._slices is not None:
+            self._slices.drop()
         self._call.abort()
 
     def _break(self, error: HeadraceError) -> None:
         """Nothing more of this response is wanted."""
         if not self._is_over:
             self._close()
-            self._give_up()
-            self._tell(error)
+            self._quietly(self._give_up)
+            self._quietly(self._fail, error)
 
     def _end(self, error: HeadraceError) -> None:
         """The exchange is over, and not as it should be."""
         self._is_over = True
         self._send = None
         self._share.release()
-        self._host.noted(self._model, error, self._has_begun)
-        self._tell(error)
+        self._quietly(self._host.noted, self._model, error, self._has_begun)
+        self._quietly(self._fail, error)
 
-    def _tell(self, error: HeadraceError) -> None:
+    def _quietly(self, tell: Callable[..., None], *arguments: object) -> None:
+        """Whoever else raises, the sink must hear of the end."""
         try:
-            self._fail(error)
-        except Exception as raised:
-            log_fault(raised)
+            tell(*arguments)
+        except Exception as error:
+            log_fault(error)
 
     def _stop_tail(self) -> None:
         if self._tail is not None:

@@ -32,6 +32,7 @@ from backend.openai_chunk import (
 )
 from backend.tool_call_order import CallDelta, ToolCallOrder
 from backend.upstream_errors import blames, server_error, words_of
+from backend.upstream_ports import MAX_ANSWER_BYTES
 from pipeline.events import CONTENT, Fragment
 from pipeline.ports import TextSink
 from pipeline.values import TextCall, TextUsage
@@ -91,6 +92,7 @@ class OpenAiWire:
 class ChunkReader:
     """Reads one choice's events (`AnswerReader`)."""
 
+    max_bytes = MAX_ANSWER_BYTES
     __slots__ = (
         *("_calls", "_finish", "_is_second", "_num_tokens", "_sink", "_stop", "_usage", "_wire"),
         "has_finish",

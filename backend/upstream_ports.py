@@ -16,9 +16,16 @@ from backend.http_ports import HttpRequest
 from pipeline.ports import Sink, TextSink
 from pipeline.values import EngineCall, TextCall
 
+# A million events of 256 bytes, or 131072 tokens with the logprobs of 20 others each, 2 KiB an event.
+MAX_ANSWER_BYTES: Final = 256 << 20
+
 
 class AnswerReader(Protocol):
     """Reads one choice's event stream and tells its sink. Made per choice."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Of the whole response's body: what no honest answer to this call can have."""
 
     @property
     def has_finish(self) -> bool:

@@ -19,6 +19,7 @@ import msgspec
 from backend.lenient import checked_reason, count, holds_nothing, is_first
 from backend.upstream_errors import server_error, words_of
 from backend.upstream_faults import UpstreamFault
+from backend.upstream_ports import MAX_ANSWER_BYTES
 from pipeline.errors import WorkerLost
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, FirstToken, TokenLogprobs
@@ -49,6 +50,7 @@ class StreamEvent(msgspec.Struct, Generic[L]):
 class TokenReader(ABC, Generic[L]):
     """`upstream_ports.AnswerReader`."""
 
+    max_bytes = MAX_ANSWER_BYTES
     __slots__ = ("_has_begun", "_last", "_num_left", "_num_top", "_sink", "has_finish")
 
     def __init__(self, call: EngineCall, sink: Sink) -> None:

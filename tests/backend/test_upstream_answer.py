@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from backend import upstream_answer
 from backend.http_ports import HttpFault
+from backend.http_slices import SLICE_BYTES
 from backend.upstream_completions import CompletionsWire
-from backend.upstream_faults import ModelGone
+from backend.upstream_faults import MAX_BODY_BYTES, ModelGone, UpstreamFault
+from backend.upstream_tokens import TokenReader
 from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, WorkerLost
 from pipeline.values import FirstToken, TokenLogprobs
 from tests.backend.linked import until
@@ -115,15 +119,192 @@ async def test_answer_that_is_a_page_has_failed() -> None:
     assert isinstance(played.end, EngineFailed)
 
 
-async def test_body_of_a_refusal_is_read_to_a_bound() -> None:
+@pytest.mark.parametrize("num_each", [1000, MAX_BODY_BYTES, 5 * MAX_BODY_BYTES])
+async def test_body_of_a_refusal_ends_the_call_at_its_bound(num_each: int) -> None:
     played = Played(CompletionsWire())
     played.answer.begun(500, ())
-    for _ in range(100):
-        played.answer.data(b"x" * 65536)
-    assert played.answer._whole is not None
-    assert len(played.answer._whole) == upstream_answer.MAX_BODY_BYTES
-    played.answer.ended()
+    num_bytes = 0
+    while not played.is_over:
+        assert num_bytes <= MAX_BODY_BYTES
+        played.answer.data(b"x" * num_each)
+        num_bytes += num_each
+        assert played.answer._whole is not None
+        assert len(played.answer._whole) <= MAX_BODY_BYTES
+    assert played.is_aborted
     assert len(str(played.end)) < 700
+    assert (played.load.num_requests, len(played.host.noted_errors)) == (0, 1)
+    learns = Played(CompletionsWire())
+    learns.host.learns = True
+    learns.answer.begun(400, JSON)
+    learns.answer.data(b"x" * (MAX_BODY_BYTES + 1))
+    assert (learns.sent[0].is_aborted, len(learns.sent), learns.is_over) == (True, 2, False)
+    learns.play([completion_event([5], "stop"), DONE])
+    assert learns.sink.ids == [5]
+
+
+async def test_answer_that_is_json_ends_the_call_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_answer, "MAX_EVENT_BYTES", 1000)
+    played = Played(CompletionsWire())
+    played.answer.begun(200, JSON)
+    played.answer.data(b"x" * 1000)
+    assert not played.is_over
+    played.answer.data(b"x")
+    assert (played.is_aborted, type(played.end)) == (True, UpstreamFault)
+    assert str(played.end).endswith("sent an answer of 1001 bytes or more; the limit is 1000")
+    assert played.load.num_requests == 0
+
+
+@pytest.mark.parametrize("event", [b": comment\n\n", b"data: {}\n\n", completion_event([5])])
+async def test_answer_without_end_has_a_bound(monkeypatch: pytest.MonkeyPatch, event: bytes) -> None:
+    monkeypatch.setattr(TokenReader, "max_bytes", 10_000)
+    for num_each in (1, 5):
+        played = Played(CompletionsWire(), max_tokens=1 << 20)
+        played.answer.begun(200, ())
+        num_bytes = 0
+        while not played.is_over:
+            assert num_bytes <= 10_000
+            played.answer.data(event * num_each)
+            num_bytes += len(event) * num_each
+        assert (played.is_aborted, type(played.end)) == (True, UpstreamFault)
+        assert f"an answer of {num_bytes} bytes or more; the limit is 10000" in str(played.end)
+
+
+async def test_tail_without_end_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TokenReader, "max_bytes", 10_000)
+    played = Played(CompletionsWire())
+    played.answer.begun(200, ())
+    played.answer.data(completion_event([5], "stop") + DONE)
+    played.answer.data(b": x\n\n" * 1500)
+    assert not played.is_aborted
+    played.answer.data(b": x\n\n" * 1500)
+    assert (played.is_aborted, played.end) == (True, "stop")
+
+
+@pytest.mark.parametrize("kind", [b"Application/JSON", b"application/JSON; charset=utf-8", b"text/json"])
+async def test_media_types_have_no_case(kind: bytes) -> None:
+    played = Played(CompletionsWire())
+    played.answer.begun(200, ((b"content-type", kind),))
+    played.answer.data(completion_event([5, 6], "stop")[6:].strip())
+    played.answer.ended()
+    assert (played.sink.ids, played.end) == ([5, 6], "stop")
+
+
+# -- long reads ----------------------------------------------------------------------------------------------
+
+
+def long_stream(num_events: int) -> bytes:
+    events = [completion_event([number]) for number in range(num_events)]
+    return b"".join(events) + completion_event([num_events], "stop") + DONE
+
+
+async def test_long_read_is_taken_in_slices_and_nothing_is_lost() -> None:
+    data = long_stream(2000)
+    assert len(data) > 10 * SLICE_BYTES
+    for cuts in ([], [100], [SLICE_BYTES, SLICE_BYTES + 1], [150_000]):
+        for end in ("ended", "failed"):
+            played = Played(CompletionsWire(), max_tokens=5000)
+            played.answer.begun(200, ())
+            for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True):
+                played.answer.data(data[start:stop])
+            assert 0 < len(played.sink.ids) <= (1 + len(cuts)) * SLICE_BYTES // 50
+            assert played.sent[0].is_paused
+            getattr(played.answer, end)(*([HttpFault("reset", True)] if end == "failed" else []))
+            seen = [len(played.sink.ids)]
+            while not played.is_over:
+                await asyncio.sleep(0)
+                assert len(played.sink.ids) - seen[-1] <= SLICE_BYTES // 50
+                seen.append(len(played.sink.ids))
+            assert len(seen) > 5
+            assert (played.sink.ids, played.end) == (list(range(2001)), "stop")
+            await until(lambda played=played: not played.sent[0].is_paused)
+            assert played.answer._tail is None
+            assert not played.host.noted_errors
+
+
+async def test_what_comes_after_a_long_read_waits_for_it() -> None:
+    played = Played(CompletionsWire(), max_tokens=5000)
+    played.answer.begun(200, ())
+    data = long_stream(2000)
+    played.answer.data(data[: 5 * SLICE_BYTES])
+    played.answer.data(data[5 * SLICE_BYTES : 5 * SLICE_BYTES + 10])  # a read that was under way
+    await until(lambda: not played.sent[0].is_paused)
+    assert not played.is_over
+    played.answer.data(data[5 * SLICE_BYTES + 10 :])
+    await until(lambda: played.is_over)
+    assert (played.sink.ids, played.end) == (list(range(2001)), "stop")
+
+
+async def test_end_that_breaks_off_is_told_after_the_last_slice() -> None:
+    for end in ("ended", "failed"):
+        played = Played(CompletionsWire(), max_tokens=5000)
+        played.answer.begun(200, ())
+        played.answer.data(b"".join(completion_event([number]) for number in range(1000)))
+        getattr(played.answer, end)(*([HttpFault("reset", True)] if end == "failed" else []))
+        assert not played.is_over
+        await until(lambda played=played: played.is_over)
+        assert isinstance(played.end, WorkerLost)
+        assert played.sink.ids == list(range(1000))
+
+
+async def test_abort_drops_what_waits() -> None:
+    for by_sink in (False, True):
+        played = Played(CompletionsWire(), max_tokens=5000)
+        played.answer.begun(200, ())
+        take, got = played.sink.tokens, played.sink.ids
+
+        def aborts(*arguments: Any, take: Any = take, got: Any = got, played: Played = played) -> None:
+            take(*arguments)
+            if len(got) == 500:
+                played.answer.abort()
+
+        if by_sink:
+            played.sink.tokens = aborts  # type: ignore[method-assign]
+        played.answer.data(long_stream(2000))
+        played.answer.ended()
+        num_taken = len(played.sink.ids)
+        if not by_sink:
+            played.answer.abort()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(played.sink.ids) == (500 if by_sink else num_taken)
+        assert (played.is_aborted, played.is_over) == (True, False)
+        assert played.load.num_requests == 0
+
+
+async def test_long_reads_of_many_answers_take_turns() -> None:
+    first, second = (Played(CompletionsWire(), max_tokens=5000) for _ in range(2))
+    for played in (first, second):
+        played.answer.begun(200, ())
+        played.answer.data(long_stream(2000))
+    while not first.is_over:
+        assert abs(len(first.sink.ids) - len(second.sink.ids)) <= 2 * SLICE_BYTES // 50
+        await asyncio.sleep(0)
+
+
+async def test_whoever_raises_the_sink_hears_of_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    error = RecursionError("a user's text")
+
+    def raises(*_: object) -> None:
+        raise error
+
+    played = Played(CompletionsWire())
+    played.host.noted = raises  # type: ignore[method-assign]
+    played.answer.failed(HttpFault("reset"))
+    assert isinstance(played.end, WorkerLost)
+    played = Played(CompletionsWire())
+    played.answer._give_up = raises
+    played.answer.begun(200, ())
+    played.answer.data(b'data: {"choices": 3}\n\n')
+    assert played.is_over
+    for status in (400, 500):
+        played = Played(CompletionsWire())
+        played.answer._reader.refused = raises  # type: ignore[method-assign]
+        played.answer.begun(status, JSON)
+        played.answer.data(b"{}")
+        played.answer.ended()
+        assert isinstance(played.end, UpstreamFault)
+    assert "unexpected RecursionError" in caplog.text
+    assert "a user's text" not in caplog.text
 
 
 async def test_sink_that_raises_ends_its_own_stream(caplog: pytest.LogCaptureFixture) -> None:

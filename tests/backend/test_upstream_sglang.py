@@ -6,6 +6,7 @@ import json
 import random
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from backend.http_client import HttpResponse
 from backend.sglang_request import PriorityRule, generate_body, sampling_params
 from backend.sse_reader import SseReader
-from backend.upstream_ports import EngineStats, ServedModel
+from backend.upstream_ports import MAX_ANSWER_BYTES, EngineStats, ServedModel
 from backend.upstream_sglang import SglangKind, SglangWire
 from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, InvalidRequest, QueueFull
 from pipeline.values import EngineCall, FirstToken, Prompt, TokenLogprobs
@@ -337,3 +338,23 @@ async def test_load_is_read_from_what_the_server_has() -> None:
     ask = Questions(Play(has_metrics=False, has_loads=False))
     assert await SglangKind().stats(ask) == EngineStats()
     assert ask.asked[-1] == "/get_model_info", "else a server that is gone would seem to live"
+
+
+@pytest.mark.parametrize("num_top", [None, 0, 20])
+def test_answer_of_ids_again_and_again_stays_under_its_bound(num_top: int | None) -> None:
+    """Longest ids and logprobs: what a choice of 100000 tokens comes to, from events of 1 and of 1000."""
+    engine_call = replace(call({} if num_top is None else {"logprobs": num_top}), max_tokens=100_000)
+
+    def num_event_bytes(num_ids: int) -> int:
+        entry = [-12.3456789012345678, 151_935, None]
+        meta: dict[str, Any] = {"id": "0" * 40, "completion_tokens": num_ids, "cached_tokens": 1 << 20}
+        if num_top is not None:
+            meta["output_token_logprobs"] = [entry] * num_ids
+            meta["output_top_logprobs"] = [[entry] * num_top] * num_ids
+        event = {"text": "", "output_ids": [151_935] * num_ids, "meta_info": meta}
+        return len(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+
+    first, thousandth = num_event_bytes(1), num_event_bytes(1000)
+    slope = (thousandth - first) / 999
+    total = sum(first + slope * num_ids for num_ids in range(engine_call.max_tokens))
+    assert total < SglangWire().reader(engine_call, Sink()).max_bytes < 2 * total + MAX_ANSWER_BYTES

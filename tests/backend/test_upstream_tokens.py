@@ -38,13 +38,16 @@ class NoCall:
     """Stands for the exchange that a test plays by hand."""
 
     def __init__(self) -> None:
-        self.is_aborted = False
+        self.is_aborted = self.is_paused = False
 
     def abort(self) -> None:
         self.is_aborted = True
 
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
 
 
 class NoHost:
@@ -64,7 +67,7 @@ class Reader:
     def __init__(self, reader: AnswerReader, host: NoHost) -> None:
         self._host = host
         self._reader = reader
-        self.event, self.closed = reader.event, reader.closed
+        self.event, self.closed, self.max_bytes = reader.event, reader.closed, reader.max_bytes
 
     @property
     def has_finish(self) -> bool:
@@ -101,6 +104,10 @@ class Played:
             self.answer.data(piece)
         self.answer.ended()
         return self
+
+    @property
+    def is_over(self) -> bool:
+        return self.sink.ended.done()
 
     @property
     def end(self) -> str | HeadraceError:
