@@ -6,7 +6,7 @@ Not here: the exchange around it (`gateway/bench/client.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -16,6 +16,13 @@ from gateway.bench.sample import Sample
 
 MAX_EVENT_BYTES: Final = 16 << 20
 MAX_DETAIL: Final = 300  # characters of what a server says
+# What is over these is no measurement: figures of it would be of no use, and spoil those of others.
+MAX_COUNT: Final = 1 << 31
+MAX_TIMING_MS: Final = 1e9
+_MAX_TIMINGS: Final = 64
+_MAX_NAME: Final = 64  # characters, of a timing or a finish_reason
+# What msgspec raises for bytes that it cannot read: the last one for nesting without end.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EMPTY: Final = frozenset((b"null", b'""', b"[]", b"{}"))
 # vLLM ends an answer with these when it gave up on it.
 _GIVEN_UP: Final = frozenset(("abort", "error"))
@@ -103,7 +110,9 @@ class AnswerFrames:
     def _has_output(self, event: bytes) -> bool:
         try:
             frame = _decode(event)
-        except msgspec.DecodeError as error:
+            if not event.isascii():
+                event.decode()  # texts are not looked into, but what is no text is no answer
+        except UNREADABLE as error:
             raise StreamFault("bad_frame", f"a frame is no chunk of an answer: {error}") from error
         if _is_there(frame.error) or frame.object == "error":
             raise StreamFault("error_frame", error_text(event))
@@ -114,7 +123,7 @@ class AnswerFrames:
         has_output = False
         for choice in frame.choices or ():
             if choice.finish_reason is not None:
-                self._sample.finish = choice.finish_reason
+                self._sample.finish = choice.finish_reason[:_MAX_NAME]
             has_output = self._choice_has_output(choice) or has_output
         return has_output
 
@@ -142,24 +151,31 @@ class AnswerFrames:
         if isinstance(details, dict):
             sample.cached_tokens = _count(details.get("cached_tokens"))
         if self._timings is not UNSET:
-            sample.timings = {
-                name: float(value)
-                for name, value in _mapping(self._timings).items()
-                if isinstance(value, int | float) and not isinstance(value, bool)
-            }
+            timings = _mapping(self._timings)
+            numbers = {name[:_MAX_NAME]: float(value) for name, value in timings.items() if _is_timing(value)}
+            sample.timings = dict(list(numbers.items())[:_MAX_TIMINGS])
 
 
 def error_text(body: bytes) -> str:
-    """What an error says, of OpenAI's shape or another: one line, bounded."""
+    """What an error says, of OpenAI's shape or another: one line, bounded, with nothing but what prints."""
     try:
         error: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         error = body.decode(errors="replace")
     if isinstance(error, dict):
         error = error.get("error") or error.get("message") or error.get("detail") or error
     if isinstance(error, dict):
         error = error.get("message") or error
-    return " ".join(str(error).split())[:MAX_DETAIL]
+    try:
+        text = str(error)
+    except RecursionError:
+        text = body.decode(errors="replace")
+    return one_line(text)[:MAX_DETAIL]
+
+
+def one_line(text: str) -> str:
+    """What a server wrote, without line breaks and control characters: it may go to a terminal."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text[: 1 << 16]).split())
 
 
 def _is_there(value: Raw | UnsetType) -> bool:
@@ -173,9 +189,20 @@ def _as_text(value: Raw | UnsetType) -> str:
 
 
 def _mapping(value: Raw | UnsetType) -> Mapping[str, Any]:
-    found = None if value is UNSET else msgspec.json.decode(value)
+    try:
+        found = None if value is UNSET else msgspec.json.decode(value)
+    except UNREADABLE as error:
+        raise StreamFault("bad_frame", f"a frame's counts cannot be read: {error}") from error
     return found if isinstance(found, dict) else {}
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if _is_number(value) and isinstance(value, int) and 0 <= value <= MAX_COUNT else None
+
+
+def _is_timing(value: object) -> bool:
+    return _is_number(value) and abs(value) <= MAX_TIMING_MS
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -153,11 +153,46 @@ def test_an_answer_that_is_not_whole_fails(frames: tuple[bytes, ...], kind: str,
     assert fault_of(*frames) == (kind, detail)
 
 
-@pytest.mark.parametrize("payload", [b"{", b"[1]", b'{"choices": 5}', b"\xff"])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(b"{", b"[1]", b'{"choices": 5}', b"\xff"),
+        b'{"choices": [{"delta": {"content": "\xff"}}]}',
+        b'{"object": %b}' % (b"[" * 20_000 + b"]" * 20_000),
+        b'{"usage": %b}' % (b"[" * 20_000 + b"]" * 20_000),
+    ],
+)
 def test_a_frame_that_is_no_chunk_fails(payload: bytes) -> None:
     kind, detail = fault_of(b"data: " + payload + b"\n\n")
     assert kind == "bad_frame"
     assert detail.startswith("a frame is no chunk of an answer: ")
+
+
+@pytest.mark.parametrize("usage", [b'{"prompt_tokens": 1e999}', b'{"x": 1e400}'])
+def test_counts_that_cannot_be_read_fail(usage: bytes) -> None:
+    told = b'data: {"choices": [], "usage": %b}\n\n' % usage
+    assert fault_of(delta("stop", content="x"), told, DONE)[0] == "bad_frame"
+
+
+def test_counts_that_are_none_are_not_taken() -> None:
+    for count in (-1, 1.5, True, None, "7", (1 << 31) + 1, 10**30):
+        sample, _ = read(delta("stop", content="x"), usage(count, count), DONE)  # type: ignore[arg-type]
+        assert (sample.prompt_tokens, sample.output_tokens) == (None, None)
+    assert read(delta("stop", content="x"), usage(1 << 31, 0), DONE)[0].prompt_tokens == 1 << 31
+
+
+def test_timings_that_are_none_are_not_taken() -> None:
+    told = {"a": 1e9, "b": -5, "c": 2e9, "d": 1e308, "e": 10**400, "n" * 99: 1}
+    sample, _ = read(delta("stop", content="x"), event({"choices": [], "timings": told}), DONE)
+    assert sample.timings == {"a": 1e9, "b": -5.0, "n" * 64: 1.0}
+    many = {f"n{number}": 1 for number in range(999)}
+    sample, _ = read(delta("stop", content="x"), event({"choices": [], "timings": many}), DONE)
+    assert sample.timings is not None
+    assert len(sample.timings) == 64
+
+
+def test_a_long_finish_reason_is_cut() -> None:
+    assert read(delta("s" * 1000, content="x"), DONE)[0].finish == "s" * 64
 
 
 def test_what_comes_after_done_is_not_read() -> None:
@@ -195,3 +230,13 @@ def test_the_text_of_an_error_is_found_in_its_usual_places(body: Any, told: str)
 def test_the_text_of_an_error_is_one_short_line() -> None:
     assert error_text(b"<html>\n bad  gateway") == "<html> bad gateway"
     assert len(error_text(b"x" * 5000)) == 300
+
+
+def test_the_text_of_an_error_has_nothing_that_a_terminal_obeys() -> None:
+    body = json.dumps({"error": {"message": "x\x1b[31mred\x1b]0;t\x07\u202e\x9b"}}).encode()
+    assert error_text(body) == "x [31mred ]0;t"
+
+
+@pytest.mark.parametrize("body", [b"[" * 5000, b'{"error": %b}' % (b"[" * 900 + b"]" * 900), b'"\xff"'])
+def test_an_error_that_cannot_be_read_is_told_as_it_is(body: bytes) -> None:
+    assert 0 < len(error_text(body)) <= 300

@@ -7,6 +7,7 @@ from time import monotonic
 import pytest
 
 from backend.http_client import HttpClient, HttpLimits
+from gateway.bench.answer_frames import AnswerFrames
 from gateway.bench.client import BenchClient
 from gateway.bench.sample import Sample
 from gateway.bench.target import CHAT, BodyMaker, parse_target
@@ -27,6 +28,15 @@ from tests.gateway.bench.fake_server import (
     usage,
     whole,
 )
+
+DEEP = b"[" * 20_000 + b"]" * 20_000
+
+
+def with_usage(value: bytes) -> list[bytes]:
+    """A good answer but for one of its counts."""
+    told = b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": %b}}\n\n' % value
+    return [delta("stop", content="x"), told, DONE]
+
 
 BODY = BodyMaker("tiny").body([{"role": "user", "content": "a b c"}], 3)
 FOREVER_S = 60.0
@@ -101,7 +111,13 @@ async def test_a_frame_has_the_time_at_which_it_came() -> None:
         ((plain(429, b'{"error": {"message": "too many"}}'),), "http_429", "too many"),
         ((plain(502, b"<h1>bad gateway</h1>", "text/html"),), "http_502", "<h1>bad gateway</h1>"),
         ((plain(307, b""),), "http_307", ""),
-        ((plain(200, b'{"choices": []}'),), "no_stream", "the answer has content-type 'application/json'"),
+        (
+            (plain(200, b'{"error": {"message": "no\\u001b[31m room"}}'),),
+            "no_stream",
+            "the answer is 'application/json', not text/event-stream: no [31m room",
+        ),
+        ((plain(500, b"[" * 4000),), "http_500", "[[[["),
+        ((plain(500, b"d\xe9faut \x1b]0;x\x07"),), "http_500", "d\ufffdfaut ]0;x"),
         (
             (HEAD, chunk(event({"error": {"message": "lost it"}})), chunk(DONE), LAST),
             "error_frame",
@@ -111,6 +127,10 @@ async def test_a_frame_has_the_time_at_which_it_came() -> None:
         ((HEAD, chunk(delta(content="x")), chunk(delta("stop")), LAST), "truncated", "without [DONE]"),
         ((HEAD, chunk(delta("stop")), chunk(DONE), LAST), "empty", "no output; finish_reason 'stop'"),
         ((HEAD, chunk(b"data: nothing\n\n")), "bad_frame", "a frame is no chunk of an answer"),
+        ((HEAD, *map(chunk, with_usage(b"1e999"))), "bad_frame", "a frame's counts cannot be read"),
+        ((HEAD, *map(chunk, with_usage(b'"\xff"'))), "bad_frame", "a frame is no chunk of an answer"),
+        ((HEAD, *map(chunk, with_usage(DEEP))), "bad_frame", "a frame is no chunk of an answer"),
+        ((HEAD, chunk(b'data: {"object": %b}\n\n' % DEEP)), "bad_frame", "a frame is no chunk"),
     ],
 )
 async def test_a_bad_answer_is_a_failure(pieces: tuple[bytes, ...], error: str, detail: str) -> None:
@@ -130,7 +150,7 @@ async def test_a_connection_that_breaks_is_a_failure(sent: bytes) -> None:
         asked.writer.close()
 
     sample = await sample_of(answer)
-    assert sample.error == ("lost" if sent else "connect")
+    assert sample.error == ("lost" if sent else "no_response")
     assert sample.detail
     assert len(sample.frames_s) == sent.count(b'"x"')
 
@@ -151,6 +171,61 @@ async def test_a_connection_that_breaks_after_done_spoils_nothing() -> None:
 
     sample = await sample_of(answer)
     assert (sample.error, sample.output_tokens) == (None, 1)
+
+
+async def test_an_answer_is_whole_with_done_though_its_body_stays_open() -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(HEAD, *map(chunk, whole(["x"])))
+        await until(asked.reader.at_eof)
+        gone.set()
+
+    gone = asyncio.Event()
+    sample = Sample(number=0, due_s=0.0)
+    async with asking(answer) as (client, _):
+        await client.ask(BODY, sample)
+        assert (sample.error, sample.output_tokens) == (None, 1)
+        assert sample.ended_s == sample.frames_s[-1]  # they came in one read
+        await gone.wait()  # the connection is of no use
+    assert client.tally.num_failed == 0
+
+
+async def test_an_answer_ends_with_done_and_not_with_its_body() -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(HEAD, *map(chunk, whole(["x"])))
+        await until(lambda: sample.ended_s is not None)
+        await asked.send(LAST)
+
+    sample = Sample(number=0, due_s=0.0)
+    async with asking(answer) as (client, _):
+        await client.ask(BODY, sample)
+        ended_s = sample.ended_s
+        assert (sample.error, client.tally.num_ended) == (None, 1)
+        await client.ask(BODY, sample2 := Sample(number=1, due_s=0.0))
+        assert (sample.ended_s, sample2.error) == (ended_s, None)
+
+
+async def test_an_error_after_the_last_token_is_an_error_also_where_the_body_stays_open() -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(HEAD, *map(chunk, (delta(content="x"), delta("abort"), DONE)))
+        await until(asked.reader.at_eof)
+
+    assert (await sample_of(answer)).error == "aborted"
+
+
+async def test_the_media_type_of_a_stream_may_be_in_capitals() -> None:
+    head = HEAD.replace(b"text/event-stream", b"Text/Event-Stream ")
+    assert (await sample_of(lambda asked: asked.send(head, *map(chunk, whole(["x"])), LAST))).error is None
+    head = HEAD.replace(b"text/event-stream", b"text/event-streams")
+    assert (await sample_of(lambda asked: asked.send(head, LAST))).error == "no_stream"
+
+
+async def test_a_fault_of_our_own_fails_the_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(AnswerFrames, "feed", broken)
+    sample = await sample_of(answer_well)
+    assert (sample.error, sample.detail) == ("bad_frame", "KeyError: 'x'")
 
 
 async def test_a_server_that_is_not_there_is_a_failure() -> None:
