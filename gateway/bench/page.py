@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Final
 
 from gateway.bench.charts import Line, bars, curves, stroke, text
-from gateway.bench.compare import Compared, compared
+from gateway.bench.compare import Compared, compared, distinct, settings, unlike
 from gateway.bench.document import Document
 from gateway.bench.goodput import Goodput
 from gateway.bench.rows import (
@@ -46,6 +46,7 @@ def page(runs: Sequence[tuple[str, Document]]) -> str:
     """
     if not 1 <= len(runs) <= MAX_RUNS:
         raise ValueError(f"a page shows 1 to {MAX_RUNS} runs, not {len(runs)}")
+    runs = distinct(runs)
     document = runs[0][1]
     title = text(f"Load test of {document.run.model}")
     head = (
@@ -70,7 +71,10 @@ def _body(runs: Sequence[tuple[str, Document]], title: str) -> Iterator[str]:
     yield from (f'<p class="note" role="note">{text(note)}</p>' for note in notes_of(document))
     yield _headline(document)
     if len(runs) > 1:
-        yield f"<h2>Side by side</h2>{_compared(compared(runs))}"
+        yield "<h2>Side by side</h2>"
+        yield from (f'<p class="note" role="note">{text(note)}</p>' for note in unlike(runs))
+        yield _compared(settings(runs), "words", "How each was made")
+        yield _compared(compared(runs), "", "In brackets: the ratio to the first, where that is not 0")
     yield from _latency(runs)
     yield "<h2>Over time</h2>"
     yield from (f'<div class="card scroll">{each}</div>' for each in strips(document))
@@ -164,11 +168,11 @@ def _server(document: Document) -> Iterator[str]:
     yield _grid(grid, "", grid.title)
 
 
-def _compared(rows: Sequence[Compared]) -> str:
-    """A row for each figure, a column for each run; each but the first with its ratio to the first."""
+def _compared(rows: Sequence[Compared], kind: str, caption: str) -> str:
+    """A column for each run."""
     columns = tuple(name for name, _ in rows[0].cells)
     cells = tuple((row.name, *(value for _, value in row.cells)) for row in rows)
-    return _grid(Grid("", columns, cells), "", "In brackets: the ratio to the first")
+    return _grid(Grid("", columns, cells), f"compared {kind}", caption)
 
 
 def _grid(grid: Grid, kind: str, caption: str) -> str:

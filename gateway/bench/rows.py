@@ -23,6 +23,7 @@ LATENCIES: Final = {
     "e2e": ("E2E", "end to end: from sent to the end of the response"),
 }
 ADDED_TTFT: Final = "TTFT added"
+ABSENT: Final = "–"
 _ENDS: Final = ("mean", "min")
 _MAX_DETAIL: Final = 200  # characters of an example of a failure
 
@@ -55,14 +56,22 @@ def share(value: float) -> str:
     return f"{value * 100:.2f} %" if 0 < value < 0.1 or 0.9 < value < 1 else f"{value * 100:.1f} %"
 
 
+def counted(count: int, noun: str) -> str:
+    """1 request, 2,000 requests."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def load_of(run: RunInfo) -> str:
     """How the load was made, in one line."""
+    return f"{loop_of(run)}; prompts {run.prompt_lengths}, answers {run.output_lengths} tokens"
+
+
+def loop_of(run: RunInfo) -> str:
+    """When its requests were sent."""
     if run.mode == "closed":
-        how = f"closed loop, {run.concurrency} at once"
-    else:
-        how = f"open loop, {shown(run.rate or 0)} requests/s, {run.arrivals}"
-        how += f", at most {run.concurrency} at once" if run.concurrency is not None else ""
-    return f"{how}; prompts {run.prompt_lengths}, answers {run.output_lengths} tokens"
+        return f"closed loop, {run.concurrency} at once"
+    cap = f", at most {run.concurrency} at once" if run.concurrency is not None else ""
+    return f"open loop, {shown(run.rate or 0)} requests/s, {run.arrivals}{cap}"
 
 
 def facts_of(document: Document) -> Facts:
@@ -161,13 +170,13 @@ def turns_of(document: Document) -> Grid:
 
 def failures_of(document: Document) -> Grid:
     rows = tuple(
-        (_one_line(kind), f"{each.count:,}", _one_line(each.example))
+        (one_line(kind), f"{each.count:,}", one_line(each.example))
         for kind, each in document.failures.items()
     )
     return Grid("Failures", ("count", "first of them"), rows)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """What a server wrote, without line breaks and control characters: it goes to a terminal."""
     line = "".join(each if each.isprintable() else " " for each in text)
     return line if len(line) <= _MAX_DETAIL else line[: _MAX_DETAIL - 1] + "…"
@@ -184,11 +193,11 @@ def settings_of(run: RunInfo) -> Facts:
         *run.versions.items(),
         ("Client's machine", run.machine),
     ]
-    return Facts("Settings", tuple((_one_line(name), _one_line(value)) for name, value in rows))
+    return Facts("Settings", tuple((one_line(name), one_line(value)) for name, value in rows))
 
 
 def notes_of(document: Document) -> list[str]:
-    return [_one_line(note) for note in document.run.client.notes]
+    return [one_line(note) for note in document.run.client.notes]
 
 
 def grids_of(document: Document) -> list[Grid]:
@@ -202,7 +211,7 @@ def _grid(title: str, spreads: Iterable[tuple[str, Spread]]) -> Grid:
     named = list(spreads)
     columns = _columns([spread for _, spread in named])
     rows = tuple(
-        (_one_line(name), *(shown(spread[each]) if each in spread else "" for each in columns))
+        (one_line(name), *(shown(spread[each]) if each in spread else "" for each in columns))
         for name, spread in named
     )
     return Grid(title, columns, rows)
