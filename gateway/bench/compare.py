@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.bench.document import Document
-from gateway.bench.rows import ABSENT, loop_of, name_of, one_line, share, shown
+from gateway.bench.rows import ABSENT, counted, loop_of, name_of, one_line, share, shown
 
 _PERCENTILES: Final = ("p50", "p99")  # of all, so that the table stays one that is read
 _MAX_OFF: Final = 0.05  # by which the tokens of a request may differ between like loads
@@ -106,9 +106,8 @@ def _load(document: Document) -> Mapping[str, str]:
 def _measured(document: Document) -> str:
     figures = document.figures
     early = ", ended early" if document.run.ended_early else ""
-    return (
-        f"{figures.num_requests:,} requests in {shown(figures.window_s)} s{early}; {document.run.started_at}"
-    )
+    requests = counted(figures.num_requests, "request")
+    return f"{requests} in {shown(figures.window_s)} s{early}; {document.run.started_at}"
 
 
 def _differing(first: Document, other: Document) -> Iterator[str]:

@@ -62,7 +62,7 @@ def test_settings_of_each_run_are_told() -> None:
     assert rows["Server"] == {"first": "http://127.0.0.1:8000", "other": "http://b, vllm 1"}
     assert rows["Model"] == {"first": "scripted", "other": "other"}
     assert rows["Load"] == {"first": "closed loop, 2 at once", "other": "open loop, 3.00 requests/s, poisson"}
-    assert rows["Measured"]["first"] == "1 requests in 1.50 s; 2026-01-01T00:00:00Z"
+    assert rows["Measured"]["first"] == "1 request in 1.50 s; 2026-01-01T00:00:00Z"
     assert "Options" not in rows  # none has any
 
 

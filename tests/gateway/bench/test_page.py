@@ -130,7 +130,13 @@ def test_any_run_makes_a_page(samples: list[object]) -> None:
 def test_runs_are_compared_with_the_first() -> None:
     twice = document_of([sample(frames_s=[2.0, 2.1, 2.3], ended_s=2.5)], run())
     text = " ".join(Checked(page([("a", document_of([sample()], run())), ("b", twice)])).texts)
-    assert "2,000 (2.00)" in text
+    assert "2,000 (×2.00)" in text
+
+
+def test_unlike_loads_are_not_compared_without_a_word() -> None:
+    text = " ".join(Checked(page([("a", document()), ("b", document(concurrency=9))])).texts)
+    assert "Unlike loads: “b” differs from “a” in load." in text
+    assert "closed loop, 9 at once" in text
 
 
 @pytest.mark.parametrize("num", [0, MAX_RUNS + 1])
