@@ -56,6 +56,7 @@ def test_settings_of_each_run_are_told() -> None:
         mode="open",
         rate=3.0,
         arrivals="poisson",
+        concurrency=None,
         versions={"server": "vllm 1"},
     )
     rows = {row.name: dict(row.cells) for row in settings([("first", made()), ("other", other)])}
