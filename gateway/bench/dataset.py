@@ -45,7 +45,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             raise ValueError(f"{path} has {size} bytes; at most {MAX_FILE_BYTES} are read")
-        data = path.read_bytes()
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # Windows' editors write one
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     if data.lstrip()[:1] == b"[":
@@ -61,8 +61,8 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
 def _decode(data: bytes, where: str) -> Any:
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{where}: not JSON: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON that can be read: {error}") from error
 
 
 def _record(entry: Any, where: str, max_turns: int, is_chat: bool) -> Record:

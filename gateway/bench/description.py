@@ -37,8 +37,8 @@ def run_info_of(
     was_stopped: bool,
 ) -> RunInfo:
     plan, shape, target = options.plan, options.shape, options.target
-    notes = notes_of_load(samples, options, prepared.measure)
     steady_from_s, steady_until_s = steady_window(samples)
+    notes = notes_of_load(samples, options, prepared.measure, steady_until_s)
     first_s = min((sample.due_s for sample in samples), default=0.0)
     last_s = max((sample.ended_s or 0.0 for sample in samples), default=first_s)
     return RunInfo(

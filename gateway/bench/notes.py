@@ -5,9 +5,12 @@ Not here: those about the client's own health (`gateway/bench/health.py`).
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gateway.bench.figures import INTERRUPTED
 from gateway.bench.options import BenchOptions
 from gateway.bench.prompts import Measure
 from gateway.bench.sample import Sample
@@ -16,9 +19,14 @@ _MAX_OFF: Final = 0.02
 _MAX_CACHED: Final = 0.1  # of the prompts' tokens, beyond what they are meant to share
 
 
-def notes_of_load(samples: Sequence[Sample], options: BenchOptions, measure: Measure) -> tuple[str, ...]:
-    """What a reader has to know about prompts and answers."""
-    return tuple(_notes(samples, options, measure))
+def notes_of_load(
+    samples: Sequence[Sample],
+    options: BenchOptions,
+    measure: Measure,
+    steady_until_s: float | None = None,
+) -> tuple[str, ...]:
+    """What a reader has to know about prompts, answers, and failures outside of what is measured."""
+    return (*_notes(samples, options, measure), *_failures(samples, steady_until_s))
 
 
 def _notes(samples: Sequence[Sample], options: BenchOptions, measure: Measure) -> Iterator[str]:
@@ -33,6 +41,19 @@ def _notes(samples: Sequence[Sample], options: BenchOptions, measure: Measure) -
     yield from _prompts(ok)
     yield from _cached(ok, options, measure)
     yield from _answers(ok, options)
+
+
+def _failures(samples: Sequence[Sample], steady_until_s: float | None) -> Iterator[str]:
+    """The report lists those of measured requests; the exit code is of all."""
+    until_s = math.inf if steady_until_s is None else steady_until_s
+    warm_up = [each for each in samples if each.is_warm_up]
+    drain = [each for each in samples if not each.is_warm_up and each.sent_s >= until_s]
+    for name, chosen in (("warm-up requests", warm_up), ("requests after the measured time", drain)):
+        failed = [each for each in chosen if each.error not in (None, INTERRUPTED)]
+        if failed:
+            kinds = Counter(each.error for each in failed)
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+            yield f"{len(failed)} of {len(chosen)} {name} failed: {counts}. The first: {failed[0].detail}"
 
 
 def _prompts(ok: Sequence[Sample]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from gateway.bench.conversation import Conversation
 from gateway.bench.options import BenchOptions
 from gateway.bench.prompts import Measure, Texts, words_of_one_token
 from gateway.bench.server_probe import (
+    LIMIT_S,
     BenchError,
     ServerVersion,
     calibrate,
@@ -41,8 +42,9 @@ class Prepared:
 async def prepare(http: HttpClient, options: BenchOptions) -> Prepared:
     """Ask the server what has to be known. Raises `BenchError`, also where a tokenizer cannot be used."""
     target, shape = options.target, options.shape
-    model = options.model or await first_model(http, target)
-    version = await server_version(http, target)
+    limit_s = min(options.timeout_s, LIMIT_S)
+    model = options.model or await first_model(http, target, limit_s)
+    version = await server_version(http, target, limit_s)
     asks_timings = version.is_headrace if options.asks_timings is None else options.asks_timings
     maker = BodyMaker(model, target.endpoint, options.ignores_eos, asks_timings, options.extra_body)
     client = BenchClient(http, target, monotonic(), options.timeout_s)
@@ -51,9 +53,10 @@ async def prepare(http: HttpClient, options: BenchOptions) -> Prepared:
     if options.records:
         await check(client, maker, texts)
         return Prepared(maker, version, Measure(), from_records(options.records, shape.output, shape.seed))
-    measure = await calibrate(client, maker, texts)
+    has_prefix = shape.prefix_tokens > 0
+    measure = await calibrate(client, maker, texts, has_prefix)
     if options.tokenizer is not None:
-        num_words, tokens = await check(client, maker, texts)
+        num_words, tokens = await check(client, maker, texts, has_prefix)
         measure = Measure(1.0, max(0, (tokens or num_words) - num_words), "tokenizer")
     return Prepared(maker, version, measure, made_up(shape, Texts(shape.seed, words, shape.salt), measure))
 

@@ -27,6 +27,7 @@ from gateway.bench.run_info import RunInfo
 from gateway.bench.sample import Sample
 
 _TICK_S: Final = 0.2
+PATIENCE_S: Final = 5.0  # for a server's first answer, before it is said that it is waited for
 _MAX_IDLE: Final = 1 << 17  # every connection of the largest closed loop
 
 
@@ -43,7 +44,8 @@ async def run_session(options: BenchOptions) -> Outcome:
     limits = HttpLimits(connect_s=options.timeout_s, max_idle=_MAX_IDLE if options.keeps_alive else 0)
     http = HttpClient(limits)
     try:
-        prepared = await prepare(http, options)
+        with _patience(options):
+            prepared = await prepare(http, options)
         tally = Tally()
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         client = BenchClient(http, options.target, monotonic(), options.timeout_s, tally)
@@ -61,10 +63,32 @@ async def run_session(options: BenchOptions) -> Outcome:
     return Outcome(samples, run_info_of(options, prepared, samples, health, started_at, load.was_stopped))
 
 
+def _shows_progress(options: BenchOptions) -> bool:
+    choice = options.report.progress
+    return choice == "on" or (choice == "auto" and sys.stderr.isatty())
+
+
+@contextmanager
+def _patience(options: BenchOptions) -> Iterator[None]:
+    """Say what is waited for, where a server is silent: the load has not begun, and there is no progress."""
+
+    def say() -> None:
+        waits = f"waiting for the first answer of {options.target.url}, at most {options.timeout_s:g} s"
+        print(f"headrace: {waits} (--timeout-s)", file=sys.stderr)
+
+    timer = None
+    if _shows_progress(options):
+        timer = asyncio.get_running_loop().call_later(PATIENCE_S, say)
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
 @asynccontextmanager
 async def _progress(options: BenchOptions, client: BenchClient, tally: Tally) -> AsyncIterator[None]:
-    choice = options.report.progress
-    if choice == "off" or (choice == "auto" and not sys.stderr.isatty()):
+    if not _shows_progress(options):
         yield
         return
     plan = options.plan

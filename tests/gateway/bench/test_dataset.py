@@ -33,6 +33,13 @@ def contents(record: Record) -> list[list[str]]:
     return [[message["content"] for message in turn] for turn in record.turns]
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    for text in ('{"prompt": "a"}', '[{"prompt": "a"}]'):
+        file.write_text(text, encoding="utf-8-sig")
+        assert contents(*read_records(file, 1, True)) == [["a"]]
+
+
 def test_a_prompt_is_a_users_message(tmp_path: Path) -> None:
     (record,) = records(tmp_path, {"prompt": "hello", "output_tokens": 5, "id": 1})
     assert record == Record((({"role": "user", "content": "hello"},),), 5)
@@ -109,6 +116,7 @@ def test_a_file_that_is_not_json_is_told_with_its_line(tmp_path: Path) -> None:
         (b'{"prompt": "a"}\n{', ":2: not JSON"),
         (b'{"a": "\xff"}', ":1: not JSON"),
         (b"[", ": not JSON"),
+        (b"[" * 20_000, ": not JSON that can be read: maximum recursion depth"),
     ):
         file.write_bytes(data)
         with pytest.raises(ValueError, match=re.escape(f"{file}{told}")):

@@ -61,6 +61,23 @@ def test_short_answers_are_told_unless_they_may_be_short() -> None:
     assert notes_of_load(samples, options(no_ignore_eos=True), MEASURED) == ()
 
 
+def test_failures_before_and_after_what_is_measured_are_told() -> None:
+    samples = [
+        sample(is_warm_up=True, error="http_500", detail="no room"),
+        sample(is_warm_up=True, error="http_500", detail="no"),
+        sample(is_warm_up=True, error="timeout"),
+        sample(is_warm_up=True),
+        sample(sent_s=1.0, error="lost", detail="is in the report"),
+        sample(sent_s=2.0, error="lost", detail="gone"),
+        sample(sent_s=3.0, error="interrupted"),
+    ]
+    assert notes_of_load(samples, options(), MEASURED, steady_until_s=2.0) == (
+        "3 of 4 warm-up requests failed: 2 http_500, 1 timeout. The first: no room",
+        "1 of 2 requests after the measured time failed: 1 lost. The first: gone",
+    )
+    assert len(notes_of_load(samples, options(), MEASURED)) == 1
+
+
 def test_lengths_that_are_only_assumed_are_told() -> None:
     (note,) = notes_of_load([], options(), Measure())
     assert note.startswith("The server tells no usage, so that prompts have about as many tokens as wanted")

@@ -1,21 +1,34 @@
 import json
 import platform
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.bench import session
 from gateway.bench.options import BenchOptions, read_options
 from gateway.bench.server_probe import BenchError
 from gateway.bench.session import run_session
-from tests.gateway.bench.fake_server import Asked, Server, answer_well, plain, serving
+from tests.gateway.bench.fake_server import (
+    HEAD,
+    LAST,
+    Asked,
+    Server,
+    answer_well,
+    chunk,
+    plain,
+    serving,
+    whole,
+)
+from tests.tokenizers import tokenizer_folder
 
 NUM_PROBES = 2
 
 
 def options(server: Server, **given: Any) -> BenchOptions:
-    return read_options({"url": server.url, "progress": "off", **given}, {})
+    return read_options({"url": server.url, "progress": "off"} | given, {})
 
 
 def bodies(server: Server) -> list[Any]:
@@ -137,6 +150,69 @@ async def test_a_load_does_not_begin_if_the_first_request_fails() -> None:
         with pytest.raises(BenchError, match=r"the first request to http.* failed, .*: http_401: bad key"):
             await run_session(options(server))
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("tokenizer", [None, "llama3_1"])
+async def test_lengths_are_exact_with_a_shared_prefix_too(tokenizer: str | None) -> None:
+    """This server's template adds 4 tokens to a user's message, and 9 to a system prompt."""
+
+    async def answer(asked: Asked) -> None:
+        messages = asked.body["messages"]
+        words = sum(len(message["content"].split()) for message in messages)
+        extra = 4 + 9 * sum(message["role"] == "system" for message in messages)
+        await asked.send(HEAD, *map(chunk, whole(["x"], words + extra)), LAST)
+
+    given = {} if tokenizer is None else {"tokenizer": str(tokenizer_folder(tokenizer))}
+    async with serving(answer) as server:
+        outcome = await run_session(
+            options(server, requests="4", shared_prefix_tokens="30", prompt_tokens="40", **given)
+        )
+    assert [sample.prompt_tokens for sample in outcome.samples] == [70] * 4
+
+
+async def test_failures_of_the_warm_up_are_told() -> None:
+    async def answer(asked: Asked) -> None:
+        is_early = NUM_PROBES < len(server.asked) <= NUM_PROBES + 2
+        await (asked.send(plain(500, b'{"error": "no"}')) if is_early else answer_well(asked))
+
+    async with serving(answer) as server:
+        outcome = await run_session(options(server, concurrency="1", requests="3", warm_up="5"))
+    told = "2 of 5 warm-up requests failed: 2 http_500. The first: no"
+    assert told in outcome.run.client.notes
+
+
+async def test_a_silent_server_is_told_to_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "PATIENCE_S", 0.0)
+    for progress, told in (("on", True), ("auto", False), ("off", False)):
+        async with serving(answer_well) as server:
+            given = options(server, requests="1", progress=progress, timeout_s="60")
+            await run_session(given)
+        expected = f"headrace: waiting for the first answer of {server.url}, at most 60 s (--timeout-s)\n"
+        assert capsys.readouterr().err == (expected if told else "")
+
+
+async def test_what_a_server_tells_of_itself_may_not_take_longer_than_an_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        given = {"url": f"http://127.0.0.1:{silent.getsockname()[1]}", "timeout_s": "0.05"}
+        with pytest.raises(BenchError, match=r"has not answered in full within 0\.05 s"):
+            await run_session(read_options(given, {}))
+
+
+async def test_a_server_that_lists_nonsense_is_told() -> None:
+    async with serving(answer_well) as server:
+        for page in (b"[" * 20_000, b'"\xff"', b"{"):
+            server.pages["/v1/models"] = page
+            with pytest.raises(BenchError, match=r"GET /v1/models with what is not JSON: .*; give --model"):
+                await run_session(options(server))
+        server.pages["/v1/models"] = b"[" * 500 + b"]" * 500
+        with pytest.raises(BenchError, match="lists no model; give --model"):
+            await run_session(options(server))
+        server.pages["/version"] = b"[" * 20_000
+        assert (await run_session(options(server, model="m", requests="1"))).run.versions.keys() == {
+            *("headrace", "python")
+        }
 
 
 async def test_a_load_needs_a_model_and_a_server() -> None:
