@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pipeline.events import TOOL_ARGUMENTS, TOOL_NAME, Fragment
 from pipeline.json_span import JSON_WHITESPACE, OPENS_SPAN, JsonSpan
+
+MAX_NAME_CHARS: Final = 1024  # OpenAI's limit is 64
+MAX_WAITING_CHARS: Final = 8 << 20
 
 
 class CallDelta(NamedTuple):
@@ -58,6 +61,8 @@ class _Call:
         if delta.name and not self.has_arguments:
             # One that begins with what is there is the whole again; else it is the next piece.
             self.name = delta.name if delta.name.startswith(self.name) else self.name + delta.name
+            if len(self.name) > MAX_NAME_CHARS:
+                raise ValueError(f"a tool call's name has {len(self.name)} characters or more")
         if delta.arguments:
             self._read(delta.arguments)
             self.pieces.append(delta.arguments)
@@ -86,10 +91,10 @@ class ToolCallOrder:
     """Deltas in, fragments out (`pipeline.events.Fragment`). `ValueError` for what is no call.
 
     The pieces of the first call that is not over leave at once. What comes beside it waits until its
-    arguments are whole, or the stream ends.
+    arguments are whole, or the stream ends; no more than `MAX_WAITING_CHARS` of it.
     """
 
-    __slots__ = ("_by_place", "_current", "_last", "_num_begun", "_waiting")
+    __slots__ = ("_by_place", "_current", "_last", "_num_begun", "_num_waiting", "_waiting")
 
     def __init__(self) -> None:
         self._by_place: dict[int, _Call] = {}
@@ -97,6 +102,7 @@ class ToolCallOrder:
         self._last: _Call | None = None  # of the last delta
         self._waiting: deque[_Call | Fragment] = deque()
         self._num_begun = 0
+        self._num_waiting = 0  # characters, since something waits
 
     def calls(self, deltas: Sequence[CallDelta]) -> list[Fragment]:
         """What may leave after these pieces of calls."""
@@ -111,6 +117,8 @@ class ToolCallOrder:
             call.add(delta)
             if call is self._current and call.has_arguments:
                 self._release(call, out)
+            else:
+                self._wait(len(delta.arguments))
             self._advance(out)
         return out
 
@@ -119,9 +127,18 @@ class ToolCallOrder:
         if self._current is None and not self._waiting:
             return fragments
         self._waiting += fragments
+        self._wait(sum(len(fragment.text) for fragment in fragments))
         out: list[Fragment] = []
         self._advance(out)
         return out
+
+    def _wait(self, num_chars: int) -> None:
+        self._num_waiting += num_chars
+        if self._num_waiting > MAX_WAITING_CHARS:
+            raise ValueError(
+                f"{self._num_waiting} characters came beside a tool call that does not end; "
+                f"the limit is {MAX_WAITING_CHARS}"
+            )
 
     def flush(self) -> list[Fragment]:
         """The stream has ended: all that is left, in its order."""
@@ -158,6 +175,8 @@ class ToolCallOrder:
             if self._current is not None:
                 self._close(self._current, out)
             self._next(out)
+        if not self._waiting:
+            self._num_waiting = 0
 
     def _next(self, out: list[Fragment]) -> None:
         while self._waiting and self._current is None:

@@ -5,18 +5,22 @@ Parsing only. What a kind means is `backend/upstream_kinds.py`; connections are 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import ssl
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from backend.address import AddressError
 from backend.http_ports import Origin
 
 KINDS: Final = ("vllm", "openai", "sglang")
 _PORTS: Final = {"http": 80, "https": 443}
-_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
+_PREFIX: Final = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})+)*")
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+")
+_MAY_BE_SECRET: Final = re.compile(r"[@?#]")
+_MAX_SHOWN: Final = 200
 _WANTED: Final = f"expected KIND+http://HOST:PORT or KIND+https://HOST:PORT, KIND one of {', '.join(KINDS)}"
 
 
@@ -39,30 +43,52 @@ def parse_upstream(text: str, tls: ssl.SSLContext | None = None) -> UpstreamAddr
     """The address that `text` names. `tls` is for https; None: the system's authorities.
 
     A `/v1` at the end of the path is no part of the prefix: it begins the API's own paths. Raises
-    `AddressError`, which names `text` and what is wrong with it, but no password.
+    `AddressError`, which says what is wrong with it, and shows none of it where there may be a password or a
+    key in it.
     """
     kind, plus, url = text.partition("+")
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        _check_form(text)
+        if not plus or kind not in KINDS:
+            raise ValueError("no such kind of server")
+        scheme, host, port, path = _parts(url)
     except ValueError as error:
-        raise AddressError(f"bad upstream {text!r}: {error}; {_WANTED}") from error
-    if parts.username is not None:
-        raise AddressError(
-            f"bad upstream of kind {kind[:20]!r}: a user name in it would be logged; use --upstream-api-key"
-        )
-    if not plus or kind not in KINDS:
-        raise AddressError(f"bad upstream {text!r}: no such kind of server; {_WANTED}")
+        raise AddressError(f"bad upstream{_shown(text, kind)}: {error}; {_WANTED}") from None
+    context = (tls or ssl.create_default_context()) if scheme == "https" else None
+    return UpstreamAddress(kind, Origin(host, port or _PORTS[scheme], context), path)
+
+
+def _shown(text: str, kind: str) -> str:
+    """What may be shown of it: all, or the kind."""
+    if not _MAY_BE_SECRET.search(text):
+        return f" {text[:_MAX_SHOWN]!r}"
+    return f" of kind {kind!r}" if kind in KINDS else ""
+
+
+def _check_form(text: str) -> None:
+    """Raises `ValueError` for what nothing of it may have; `urlsplit` overlooks some of that."""
+    if "@" in text:
+        raise ValueError("a user name, or any @, is not allowed: it would be logged; use --upstream-api-key")
+    if "?" in text or "#" in text:
+        raise ValueError("a query or fragment is not allowed")
+    if not text.isprintable():
+        raise ValueError("it has a control character, or a line break")
+
+
+def _parts(url: str) -> tuple[str, str, int | None, str]:
+    """Scheme, host, port, prefix. Raises `ValueError` for what none of them can be."""
+    parts = urlsplit(url)
     if parts.scheme not in _PORTS:
-        raise AddressError(f"bad upstream {text!r}: unknown scheme {parts.scheme!r}; {_WANTED}")
-    if not parts.hostname or not parts.hostname.isascii():
-        raise AddressError(f"bad upstream {text!r}: no host, or one that is not ASCII; {_WANTED}")
-    if parts.query or parts.fragment:
-        raise AddressError(f"bad upstream {text!r}: a query or fragment is not allowed; {_WANTED}")
-    if port == 0:
-        raise AddressError(f"bad upstream {text!r}: port 0 cannot be connected to; {_WANTED}")
+        raise ValueError(f"unknown scheme {parts.scheme!r}")
+    host = parts.hostname or ""
+    if ":" in host:
+        ipaddress.IPv6Address(host)
+    elif not _HOST.fullmatch(host):
+        raise ValueError("no host, or one that is no plain name in ASCII")
+    if parts.port == 0:
+        raise ValueError("port 0 cannot be connected to")
     prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    if not _PREFIX.fullmatch(prefix):
-        raise AddressError(f"bad upstream {text!r}: its path is no plain one; {_WANTED}")
-    context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-    return UpstreamAddress(kind, Origin(parts.hostname, port or _PORTS[parts.scheme], context), prefix)
+    plain = unquote(prefix)
+    if not _PREFIX.fullmatch(prefix) or not plain.isprintable() or {".", ".."} & {*plain.split("/")}:
+        raise ValueError("its path is no plain one")
+    return parts.scheme, host, parts.port, prefix

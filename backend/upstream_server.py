@@ -30,6 +30,7 @@ from backend.upstream_address import UpstreamAddress
 from backend.upstream_answer import UpstreamAnswer
 from backend.upstream_doubts import BROKEN_GAP_S, UpstreamDoubts
 from backend.upstream_faults import ModelGone, UpstreamFault
+from backend.upstream_key import KeylessSink
 from backend.upstream_load import Share, UpstreamLoad
 from backend.upstream_models import ModelNames
 from backend.upstream_ports import EngineStats, ServedModel, Traits, UpstreamKind
@@ -192,6 +193,8 @@ class UpstreamServer(ReplicaLife):
 
     def _submit(self, call: EngineCall | TextCall, sink: Sink | TextSink, share: Share) -> Handle:
         assert self._traits is not None, "it serves nothing"
+        if self._settings.api_key is not None:
+            sink = KeylessSink(sink, self._settings.api_key)
         wire: Any = self._traits.wire  # the kind's: of the calls that its models' `ModelInfo` asks for
         request_id = ""
 

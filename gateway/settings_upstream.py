@@ -70,13 +70,14 @@ def check_upstreams(upstream: Upstream) -> Iterator[str]:
     from backend.address import AddressError  # with asyncio, which no --help needs
     from backend.upstream_address import parse_upstream
 
+    good = []
     for address in upstream.upstream:
         try:
-            parse_upstream(address)
+            good.append(str(parse_upstream(address)))
         except AddressError as error:
             yield f"upstream: {error}"
-    if len(set(upstream.upstream)) < len(upstream.upstream):
-        yield f"upstream: an address is given twice: {', '.join(upstream.upstream)}"
+    if len(set(good)) < len(good):  # of the others nothing is shown: they may hold a password
+        yield f"upstream: an address is given twice: {', '.join(good)}"
 
 
 def check_tokenizers(tokenizers: Sequence[str]) -> Iterator[str]:

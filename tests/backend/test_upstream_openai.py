@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backend import tool_call_order
 from backend.sse_reader import SseReader
 from backend.tool_call_order import CallDelta, ToolCallOrder
 from backend.upstream_errors import MAX_WORDS, body_words, server_error
@@ -391,6 +392,141 @@ def test_what_may_have_held_text_and_is_no_chunk_is_refused(payload: bytes) -> N
 def test_event_that_says_nothing_is_none(payload: bytes) -> None:
     sink, closed = read([payload, *data(chunk({"content": "a"}, "stop")), payload])
     assert (sink.said(CONTENT), closed) == ("a", True)
+
+
+# -- trifles -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usage", "told"),
+    [
+        ({"prompt_tokens": 3.0, "completion_tokens": 2.0}, TextUsage(3, 2)),
+        ({"prompt_tokens": 3.5, "completion_tokens": 2}, TextUsage(None, 2)),
+        ({"prompt_tokens": "3", "completion_tokens": 2}, TextUsage(None, 2)),
+        ({"prompt_tokens": -5, "completion_tokens": -7}, TextUsage()),
+        ({"prompt_tokens": 1 << 62, "completion_tokens": 1 << 70}, TextUsage()),
+        ({"prompt_tokens": 3, "completion_tokens": 2, "reasoning_tokens": -9}, TextUsage(3, 2)),
+        ({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": -9}}, TextUsage(3)),
+        ({"prompt_tokens": 3, "prompt_tokens_details": "x", "completion_tokens_details": [1]}, TextUsage(3)),
+        ([1], TextUsage()),
+        ("x", TextUsage()),
+    ],
+    ids=str,
+)
+def test_counts_that_can_be_none_are_passed_over(usage: Any, told: TextUsage) -> None:
+    sink, _ = read(
+        data(chunk({"content": "a"}), chunk({}, "stop"), {"choices": [], "usage": usage}, b"[DONE]")
+    )
+    assert (sink.said(CONTENT), sink.last) == ("a", ("stop", None, told))
+    sink, _ = read(data(chunk({"content": "a"}, usage=usage), chunk({}, "stop"), b"[DONE]"))
+    assert sink.num_tokens == [told.completion_tokens or 1]
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 62, 1.5, "1", None])
+def test_llamacpps_timings_that_can_be_none_are_passed_over(value: Any) -> None:
+    timings = {"cache_n": value, "prompt_n": 2, "predicted_n": value}
+    sink, _ = read(data(chunk({"content": "a"}), chunk({}, "stop", timings=timings), b"[DONE]"))
+    assert sink.last == ("stop", None, TextUsage(2))
+    assert read(data(chunk({"content": "a"}, "stop", timings=[1]), b"[DONE]"))[0].last
+
+
+@pytest.mark.parametrize("index", [0, "0", 0.0, None])
+def test_choice_may_be_numbered_in_any_way(index: Any) -> None:
+    one = {"choices": [{"index": index, "delta": {"content": "a"}, "finish_reason": None}]}
+    end = {"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}
+    sink, _ = read(data(one, end, b"[DONE]"))
+    assert (sink.said(CONTENT), sink.last) == ("a", ("stop", None, TextUsage()))
+
+
+def test_all_of_one_event_is_read() -> None:
+    choices = [
+        *({"index": 1, "delta": {"content": "x"}}, {"index": 0, "delta": {"content": "a"}}),
+        *({"index": 0, "delta": {"content": "b"}}, {"index": 1, "delta": {}, "finish_reason": "length"}),
+    ]
+    sink, _ = read(data({"choices": choices}, chunk({}, "stop"), b"[DONE]"))
+    assert (sink.said(CONTENT), sink.last and sink.last[0]) == ("ab", "stop")
+    sink, _ = read(data({"choices": choices[1:3]}))
+    assert sink.said(CONTENT) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [([1], None), (1.5, None), ({"a": 1}, None), (True, None), ("x" * 257, None), (1 << 80, None), (7, 7)],
+)
+def test_stop_reason_that_can_be_none_is_passed_over(value: Any, told: int | None) -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": value}]}
+    assert read(data(chunk({"content": "a"}), end, b"[DONE]"))[0].last == ("stop", told, TextUsage())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b"a\\ud800b", "a\ufffdb"),
+        (b"a\xffb", "a\ufffdb"),
+        (b"a\x01b", "a\x01b"),
+        (b"\\ud83d\\ude00", "\U0001f600"),
+    ],
+)
+def test_text_that_strict_readers_refuse_is_not_lost(text: bytes, shown: str) -> None:
+    sink, _ = read([b'{"choices": [{"index": 0, "delta": {"content": "' + text + b'"}, "logprobs": NaN}]}'])
+    assert sink.said(CONTENT) == shown
+    shown.encode()
+
+
+def test_call_may_be_numbered_and_named_in_any_way() -> None:
+    for index in (0, "0", 0.0, None, 1 << 62, -3):
+        call = {"index": index, "id": 5, "type": 7, "function": {"name": "f", "arguments": "{}"}}
+        sink, _ = read(data(chunk({"tool_calls": [call]}), chunk({}, "tool_calls"), b"[DONE]"))
+        assert sink.calls == [("f", None, "{}")]
+
+
+LATE: list[Any] = [
+    *(
+        {"error": {"message": "late"}},
+        chunk({}, "length"),
+        chunk({}, "error"),
+        {"choices": 3},
+        b"{",
+        b"<html>",
+    ),
+    *(chunk({"tool_calls": [{"index": 0, "function": {"arguments": "x"}}]}), b"ping"),
+]
+
+
+@pytest.mark.parametrize("late", LATE, ids=lambda late: str(late)[:40])
+def test_what_comes_after_the_finish_cannot_undo_it(late: Any) -> None:
+    calls = [{"index": n, "id": f"i{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(2)]
+    sink, closed = read(data(chunk({"tool_calls": calls}), chunk({}, "tool_calls"), late))
+    assert (sink.last is None, closed) in ((False, None), (False, True))
+    assert sink.last is not None
+    assert (sink.last[0], sink.error, len(sink.calls)) == ("tool_calls", None, 2)
+
+
+def test_reader_says_when_it_has_the_finish() -> None:
+    reader = OpenAiWire().reader(CALL, Sink())
+    reader.event(data(chunk({"content": "a"}))[0], 1.0)
+    assert not reader.has_finish
+    reader.event(data(chunk({}, "stop"))[0], 1.0)
+    assert reader.has_finish
+
+
+def test_finish_reason_that_is_a_text_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="a finish reason of 5000 characters"):
+        read(data(chunk({"content": "a"}, "x" * 5000)))
+
+
+def test_calls_that_never_end_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="name has"):
+        ordered(*(piece(0, f"{number}-") for number in range(1000)))
+    monkeypatch.setattr(tool_call_order, "MAX_WAITING_CHARS", 1000)
+    for late in (piece(1, "g", "x" * 100), Fragment(CONTENT, "x" * 100)):
+        ordered(piece(0, "f", "{"), *[late] * 10)
+        with pytest.raises(ValueError, match="the limit is 1000"):
+            ordered(piece(0, "f", "{"), *[late] * 11)
+    order = ToolCallOrder()
+    for number in range(30):
+        order.calls([piece(number, "f", '{"a": "' + "x" * 100), piece(number + 1, "g", "{}")])
+        order.calls([piece(number, arguments='"}')])
 
 
 # -- errors --------------------------------------------------------------------------------------------------

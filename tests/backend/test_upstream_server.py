@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from backend import upstream_doubts, upstream_server
 from backend.catalog import Catalog
 from backend.http_client import HttpClient
 from backend.pool import PoolSettings, RemoteWorker, WorkerPool
@@ -321,6 +322,109 @@ async def test_connection_that_is_cut_fails_its_own_call_alone(
         assert (await it.ask()).ended.result() == "length", "it serves the others"
         assert [state for _, state in it.changes] == ["ready"]
         assert it.pool.statuses()[0].outstanding_tokens == 0
+
+
+@pytest.mark.parametrize("status", [404, 0], ids=["404", "cut"])
+async def test_one_clients_call_takes_the_server_from_nobody(
+    tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A route that it has not, or a prompt that breaks its answer, over and over."""
+    monkeypatch.setattr(upstream_doubts, "MODELS_GAP_S", 1e6)
+
+    async def answer(path: str, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+        if asked["prompt"] == [66]:
+            raise Refuse(status) if status else Cut
+        async for event in server.echo(path, asked):
+            yield event
+
+    async with fake_vllm() as server, pooled(tmp_path, server, models_s=1000) as it:
+        await it.all_ready()
+        server.answer = answer
+        for _ in range(20):
+            assert isinstance((await it.ask(prompt=[66])).ended.result(), WorkerLost)
+            it.pool.check_room("m")
+            assert (await it.ask(prompt=[1])).ended.result() == "length"
+        assert [state for _, state in it.changes] == ["ready"]
+        assert it.pool.statuses()[0].num_connects == 1
+        await until(lambda: server.asked.count("/v1/models") > 1)
+        assert server.asked.count("/v1/models") == 2, "asked again, but not for each of them"
+
+
+@pytest.mark.parametrize("status", [404, 0], ids=["404", "cut"])
+async def test_sink_that_submits_again_within_its_fault_gets_another_server(
+    tmp_path: Path, status: int
+) -> None:
+    async def fail(path: str, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+        raise Refuse(status) if status else Cut
+        yield b""
+
+    async with fake_vllm() as one, fake_vllm() as two, pooled(tmp_path, one, two, heartbeat_s=1000) as it:
+        await it.all_ready()
+        workers: list[str] = []
+        ended: asyncio.Future[RecordingSink] = asyncio.get_running_loop().create_future()
+
+        class Again(RecordingSink):
+            def failed(self, error: HeadraceError) -> None:
+                for _ in range(10):  # whatever the routing likes
+                    again = RecordingSink()
+                    handle = it.pool.submit(make_call([1], model="m", affinity=len(workers)), again)
+                    workers.append(handle.worker)
+                ended.set_result(again)
+
+        for bad, good in ((one, two), (two, one)):
+            bad.answer, good.answer = fail, good.echo
+            first = next(each for each in it.upstreams if each.key == str(bad.address))
+            first.submit(make_call([1], model="m"), Again())
+            assert await asyncio.wait_for((await ended).ended, 20) == "length"
+            assert set(workers) == {str(good.address)}
+            assert it.states == ["ready", "ready"]
+            workers.clear()
+            ended = asyncio.get_running_loop().create_future()
+            await until(lambda: all(each.load.num_requests == 0 for each in it.upstreams))
+
+
+async def test_server_that_broke_a_call_is_lost_if_it_does_not_answer_either(tmp_path: Path) -> None:
+    async with fake_vllm() as server, pooled(tmp_path, server, heartbeat_s=1000) as it:
+        await it.all_ready()
+        server.answer, server.health = cutting(), 503
+        assert isinstance((await it.ask()).ended.result(), WorkerLost)
+        await until(lambda: it.states == ["connecting"])  # at once, not at the next heartbeat
+        assert "GET /health with HTTP 503" in it.pool.statuses()[0].reason
+
+
+async def test_server_that_broke_a_call_and_is_frozen_is_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_server, "ANSWER_S", 0.05)
+    async with fake_vllm() as server, pooled(tmp_path, server, heartbeat_s=1000, max_backoff_s=5.0) as it:
+        await it.all_ready()
+
+        async def freeze(path: str, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+            server.is_frozen = True
+            raise Cut
+            yield b""
+
+        server.answer = freeze
+        assert isinstance((await it.ask()).ended.result(), WorkerLost)
+        await until(lambda: it.states == ["stalled"])
+        assert "broke a call, and has not answered since" in it.pool.statuses()[0].reason
+
+
+async def test_servers_words_do_not_show_it_the_gateways_key(tmp_path: Path) -> None:
+    key = "sk-UPSTREAM-KEY"
+
+    async def quote(path: str, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+        if asked["prompt"] == [1]:
+            raise Refuse(400, b'{"error":{"message":"headers: ' + str(server.calls[-1][2]).encode() + b'"}}')
+        yield b'data: {"error":{"message":"Bearer sk-UPSTREAM-KEY"}}\n\n'
+
+    async with fake_vllm(api_key=key, answer=quote) as server, pooled(tmp_path, server, api_key=key) as it:
+        await it.all_ready()
+        for prompt in ([1], [2]):
+            error = (await it.ask(prompt=prompt)).ended.result()
+            assert isinstance(error, HeadraceError)
+            assert "Bearer ***" in error.message
+            assert key not in error.message
 
 
 async def test_sink_that_submits_again_when_its_server_is_gone_gets_another(tmp_path: Path) -> None:

@@ -51,3 +51,9 @@ def test_an_address_that_is_none_is_named_without_its_password() -> None:
 def test_an_address_twice_is_refused() -> None:
     (problem,) = check_upstreams(Upstream(upstream=("vllm+http://a:1", "vllm+http://a:1")))
     assert "given twice" in problem
+    secret = "openai+http://user:pass@c"
+    problems = list(
+        check_upstreams(Upstream(upstream=(secret, secret, "vllm+http://a", "vllm+http://a:80/v1")))
+    )
+    assert "given twice: vllm+http://a:80, vllm+http://a:80" in problems[-1]
+    assert "pass@" not in str(problems)
