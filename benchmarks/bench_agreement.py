@@ -18,8 +18,8 @@ Where they differ by nature, and do not agree by chance:
   last one with the finish reason. With a server that sends the role before there is a token, its TTFT is too
   short; with this one, both come with a token, and its gaps have two more of almost 0 ms for each request.
 * vLLM ends a request (E2E) with the last such chunk, Headrace and guidellm with the end of the response.
-* vLLM and guidellm count only what succeeds by HTTP: an error frame in a stream with some text before it is a
-  success for vLLM, and a stream that ends without `[DONE]` one for both.
+* To vLLM and guidellm an answer with some text is a success, even if an error frame follows or the body ends
+  without `[DONE]` (read in their source, not run here); to Headrace both are failures.
 * guidellm starts the clock when the request's head is written, vLLM before it takes a connection: with new
   connections vLLM's TTFT has the handshake in it.
 * guidellm's open loop sends one request less than asked for, at times.
