@@ -47,6 +47,7 @@ class StreamReader:
         self._num_tokens = num_tokens
         self._epoll = select.epoll()
         self._sockets: dict[int, socket.socket] = {}
+        self._answered: set[int] = set()
         self._last_s: dict[int, float] = {}
         self._gaps_s: list[float] = []
         self._num_frames = 0
@@ -94,10 +95,12 @@ class StreamReader:
         for descriptor, _ in self._epoll.poll(limit_s):
             data = sockets[descriptor].recv(_MAX_RECV_BYTES)
             num_frames = data.count(_CONTENT)
-            is_refused = descriptor not in last_s and not data.startswith(_GOOD) and not num_frames
-            if not data or is_refused or b"[DONE]" in data[-20:]:
+            is_good = descriptor in last_s or descriptor in self._answered or data.startswith(_GOOD)
+            if not is_good or not data or b"[DONE]" in data[-20:]:
                 raise ConnectionError(f"a stream ended while others were being watched: {data[-300:]!r}")
-            if num_frames:
+            if not num_frames:
+                self._answered.add(descriptor)  # a head, or a heartbeat
+            else:
                 now_s = time.monotonic()
                 if descriptor in last_s:
                     gaps_s.append(now_s - last_s[descriptor])
