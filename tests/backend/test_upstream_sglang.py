@@ -297,6 +297,101 @@ def test_done_without_a_finish_is_a_failure() -> None:
     assert isinstance(sink.error, EngineFailed)
 
 
+# -- what is no answer, and what is one all the same ---------------------------------------------------------
+
+
+def told(*told_events: Any, **fields: Any) -> tuple[Sink, bool]:
+    """Events as they are given. Whether the reader was done."""
+    reader = SglangWire().reader(call(**fields), sink := Sink())
+    done = False
+    for each in told_events:
+        assert not done
+        done = reader.event(each if isinstance(each, bytes) else json.dumps(each).encode(), 1.0)
+    return sink, done
+
+
+def so_far(ids: list[Any], reason: Any = None, **meta: Any) -> dict[str, Any]:
+    meta = {"completion_tokens": len(ids), "finish_reason": reason, **meta}
+    return {"output_ids": ids, "meta_info": meta}
+
+
+LENGTH = {"type": "length", "length": 2}
+
+
+@pytest.mark.parametrize("bad", [-1, 1 << 31, 1 << 63, 1 << 70, 1.0, "2", None, True], ids=str)
+def test_id_that_no_vocabulary_has_is_no_answer(bad: Any) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        told(so_far([1]), so_far([1, bad], LENGTH))
+    with pytest.raises(ValueError, match="cannot be read"):
+        told(so_far([1], completion_tokens=-5))
+
+
+@pytest.mark.parametrize("is_incremental", [False, True], ids=["cumulative", "incremental"])
+@pytest.mark.parametrize("reason", [None, {"type": "stop", "matched": 5}], ids=["no finish", "finish"])
+def test_ids_that_were_not_asked_for_are_cut_off(is_incremental: bool, reason: Any) -> None:
+    all_ids = [*range(20)]
+    for cut in (0, 1, 15, 16, 17, 19):
+        last = all_ids[cut:] if is_incremental else all_ids
+        sink, done = (
+            told(so_far(all_ids[:cut]))
+            if cut > 16
+            else told(
+                so_far(all_ids[:cut]),
+                {**so_far(last, reason), "meta_info": {"completion_tokens": 20, "finish_reason": reason}},
+            )
+        )
+        assert (sink.ids, sink.last, done) == (all_ids[:16], ("length", None), True)
+
+
+def test_as_many_ids_as_were_asked_for_end_as_the_server_says() -> None:
+    sink, _ = told(so_far([*range(15)]), so_far([*range(16)], {"type": "stop", "matched": 15}))
+    assert (sink.ids, sink.last) == ([*range(16)], ("stop", None))
+
+
+def test_logprobs_of_another_id_are_no_answer() -> None:
+    for sampled, tops in (
+        ([-0.5, 7, None], []),
+        ([-0.5, -4, None], []),
+        ([-0.5, 4, None], [[[-1.0, -5, None]]]),
+    ):
+        meta = {"output_token_logprobs": [sampled], "output_top_logprobs": tops}
+        with pytest.raises(ValueError, match=r"."):
+            told(so_far([4], **meta), sampling={"logprobs": len(tops)})
+
+
+@pytest.mark.parametrize("value", [-5, 1 << 62, 1 << 70, 3.5, "3", [3], {}, True], ids=str)
+def test_counts_that_can_be_none_are_passed_over(value: Any) -> None:
+    sink, _ = told(so_far([1], prompt_tokens=value, cached_tokens=value), so_far([1, 2], LENGTH))
+    assert (sink.ids, sink.first) == ([1, 2], FirstToken())
+
+
+@pytest.mark.parametrize("value", ["1", [1], {}, True, 1 << 70], ids=str)
+def test_times_that_can_be_none_are_passed_over(value: Any) -> None:
+    times = {"queue_time": value, "forward_entry_time": value, "prefill_finished_time": 5.0}
+    sink, _ = told(so_far([1], **times), so_far([1, 2], LENGTH))
+    assert sink.first == FirstToken()
+
+
+@pytest.mark.parametrize("matched", [[], {}, 1.5, [1.5], [None], -1, 1 << 70], ids=str)
+def test_match_that_is_no_id_is_passed_over(matched: Any) -> None:
+    sink, _ = told(so_far([1], {"type": "stop", "matched": matched}), sampling={"stop_token_ids": [9]})
+    assert sink.last == ("stop", None)
+
+
+def test_finish_that_is_a_word_is_one() -> None:
+    assert told(so_far([1], "stop"))[0].last == ("stop", None)
+    sink, _ = told(so_far([1], {"type": "abort", "message": {"a": ["gone"]}, "status_code": "x"}))
+    assert isinstance(sink.error, EngineFailed)
+
+
+def test_event_that_says_nothing_is_none() -> None:
+    sink, done = told(b"", b"ping", so_far([1]), b"null", so_far([1, 2], LENGTH))
+    assert (sink.ids, done) == ([1, 2], True)
+    for broken in (b"{", b'{"x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"):
+        with pytest.raises(ValueError, match="cannot be read"):
+            told(so_far([1]), broken)
+
+
 # -- what it tells of itself ---------------------------------------------------------------------------------
 
 

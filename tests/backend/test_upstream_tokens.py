@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -225,3 +226,148 @@ async def test_logprobs_that_do_not_belong_to_the_ids_are_no_answer() -> None:
     assert "no answer of its API" in str(Played(CompletionsWire(), logprobs=2).play([stream]).end)
     named = COMPLETION_LOGPROBS.replace(b'"tokens":["token_id:28"]', b'"tokens":[","]')
     assert "no answer of its API" in str(Played(CompletionsWire(), logprobs=2).play([named]).end)
+
+
+# -- what is no answer, and what is one all the same ---------------------------------------------------------
+
+
+def told(wire: TokenWire, *events: bytes, **options: object) -> Played:
+    played = Played(wire, **options)
+    played.answer.begun(200, ())
+    played.answer.data(b"".join(events))
+    return played
+
+
+def event_of(wire: TokenWire) -> Callable[..., bytes]:
+    return completion_event if isinstance(wire, CompletionsWire) else generate_event
+
+
+def dumped(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def choice(**fields: object) -> bytes:
+    return b"data: " + dumped({"choices": [{"index": 0, **fields}]}) + b"\n\n"
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+@pytest.mark.parametrize("bad", [-1, 1 << 31, 1 << 32, 1 << 63, 1 << 70, 1.0, "2", None, True], ids=str)
+async def test_id_that_no_vocabulary_has_is_no_answer(wire: TokenWire, bad: object) -> None:
+    for finish in (None, "stop"):
+        bad_choice = {"index": 0, "token_ids": [6, bad], "finish_reason": finish}
+        event = b"data: " + dumped({"choices": [bad_choice]}) + b"\n\n"
+        played = told(wire, event_of(wire)([5]), event)
+        assert "no answer of its API" in str(played.end)
+        assert played.sink.ids == [5]
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_nothing_of_a_choice_comes_after_its_finish(wire: TokenWire) -> None:
+    event = event_of(wire)
+    late = (event([7]), event([8], "stop"), b"data: {\n\n", BAD_ID, b"data: [DONE]\n\n")
+    for number in range(len(late)):
+        played = told(wire, event([5]), event([6], "length"), *late[number:])
+        assert (played.sink.ids, played.end) == ([5, 6], "length")
+        assert not played.host.noted_errors
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_other_choices_are_not_looked_at(wire: TokenWire) -> None:
+    others = [
+        b"data: " + dumped({"choices": [{"index": index, "token_ids": [4], "finish_reason": f}]}) + b"\n\n"
+        for index in (1, -1, "1")
+        for f in (None, "stop")
+    ]
+    both = [{"index": 1, "token_ids": [4]}, {"index": "0", "token_ids": [6], "finish_reason": "stop"}]
+    last = b"data: " + dumped({"choices": both}) + b"\n\ndata: [DONE]\n\n"
+    played = told(wire, *others, event_of(wire)([5]), *others, last)
+    assert (played.sink.ids, played.end) == ([5, 6], "stop")
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_error_beside_ids_is_an_error(wire: TokenWire) -> None:
+    both = {"choices": [{"index": 0, "token_ids": [6]}], "error": {"message": "boom", "code": 500}}
+    played = told(wire, event_of(wire)([5]), b"data: " + dumped(both) + b"\n\n")
+    assert played.sink.ids == [5]
+    assert "boom" in str(played.end)
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+@pytest.mark.parametrize("num_each", [1, 3, 4, 5, 100])
+@pytest.mark.parametrize("finish", [None, "stop"])
+async def test_ids_that_were_not_asked_for_are_cut_off(
+    wire: TokenWire, num_each: int, finish: str | None
+) -> None:
+    events = [event_of(wire)([*range(start, start + num_each)]) for start in range(0, 2 * num_each, num_each)]
+    last = event_of(wire)([*range(2 * num_each, 3 * num_each)], finish)
+    played = told(wire, *events, last, *[event_of(wire)([9])] * 4, max_tokens=4)
+    if finish is not None and num_each == 1:
+        played.answer.data(b"data: [DONE]\n\n")
+        assert (played.sink.ids, played.end) == ([0, 1, 2], "stop")
+    else:
+        assert played.sink.ids == ([0, 1, 2, 9] if num_each == 1 else [0, 1, 2, 3])
+        assert (played.end, played.sink.stop) == ("length", None)
+    assert not played.host.noted_errors
+
+
+async def test_logprobs_are_cut_off_with_their_ids() -> None:
+    for wire, stream in LOGPROB_STREAMS:
+        played = Played(wire, logprobs=1, max_tokens=1).play([stream])
+        assert (played.sink.ids, played.end, len(played.sink.logprobs)) == ([28], "length", 1)
+
+
+@pytest.mark.parametrize(
+    "named", [b"token_id:29", b"token_id:-5", b"token_id:2147483648", b"token_id:" + b"9" * 5000]
+)
+async def test_logprobs_of_another_id_are_no_answer(named: bytes) -> None:
+    stream = COMPLETION_LOGPROBS.replace(b'"tokens":["token_id:28"]', b'"tokens":["' + named + b'"]')
+    assert "no answer of its API" in str(Played(CompletionsWire(), logprobs=2).play([stream]).end)
+    other = GENERATED_LOGPROBS.replace(b'"content":[{"token_id":28', b'"content":[{"token_id":' + named[9:])
+    assert "no answer of its API" in str(Played(GenerateWire(), logprobs=2).play([other]).end)
+    if named != b"token_id:29":  # nor are these among the most likely
+        stream = COMPLETION_LOGPROBS.replace(b'"token_id:359"', b'"' + named + b'"')
+        assert "no answer of its API" in str(Played(CompletionsWire(), logprobs=2).play([stream]).end)
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("usage", "first"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 3.0}}, FirstToken(3)),
+        *(
+            ({"prompt_tokens_details": {"cached_tokens": value}}, None)
+            for value in (-5, 1 << 62, 1 << 70, 3.5, "3", None, [3])
+        ),
+        *(({"prompt_tokens_details": value}, None) for value in ("x", [1], None, 5)),
+        *((value, None) for value in ([1], "x", 5, {})),
+    ],
+    ids=str,
+)
+async def test_counts_that_can_be_none_are_passed_over(
+    wire: TokenWire, usage: object, first: FirstToken | None
+) -> None:
+    counted = b"data: " + dumped({"choices": [], "usage": usage}) + b"\n\n"
+    played = told(wire, event_of(wire)([5], "stop"), counted)
+    assert (played.end, played.sink.first) == ("stop", first)
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+@pytest.mark.parametrize("stop", [[1], 1 << 80, -1, "END", 1.5, True], ids=str)
+async def test_stop_reason_that_is_no_id_is_passed_over(wire: TokenWire, stop: object) -> None:
+    played = told(wire, choice(token_ids=[5], finish_reason="stop", stop_reason=stop), b"data: [DONE] \n\n")
+    assert (played.sink.ids, played.end, played.sink.stop) == ([5], "stop", None)
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_event_that_says_nothing_is_none(wire: TokenWire) -> None:
+    silent = [b"data:\n\n", b"data: ping\n\n", b'data: {"choices":null}\n\n', b"data: null\n\n"]
+    played = told(
+        wire, *silent, event_of(wire)([5]), *silent, event_of(wire)([6], "stop"), b"data: [DONE]\n\n"
+    )
+    assert (played.sink.ids, played.end) == ([5, 6], "stop")
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=NAMES)
+async def test_event_that_is_nested_too_deeply_is_no_answer(wire: TokenWire) -> None:
+    deep = b'data: {"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}\n\n"
+    assert "no answer of its API" in str(told(wire, event_of(wire)([5]), deep).end)
