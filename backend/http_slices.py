@@ -1,9 +1,9 @@
-"""What one read of a socket has brought, handed on a slice per turn of the event loop.
+"""What one read of a socket has brought, handed on in slices, with a moment between them.
 
-A read holds up to 256 KiB of events. Each may be several times as long on its way out, and within one turn no
-transport writes more than its socket takes at once: a client that reads as fast as it can would look like one
-that does not read. Between slices the loop writes, and serves the others. Not here: what the bytes mean
-(`backend/upstream_answer.py`).
+A read holds up to 256 KiB of events. Each may be several times as long on its way out, and within one turn of
+the event loop no transport writes more than its socket takes at once: a client that reads as fast as it can
+would look like one that does not read. Between slices the loop writes and serves the others, and the client
+may run, if it is on the same busy machine. Not here: what the bytes mean (`backend/upstream_answer.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Final
 from backend.http_ports import HttpCall
 
 SLICE_BYTES: Final = 16 << 10  # a hundred events of one token each
+# No model makes so much text in this time; a server that had saved it up is read at 16 MB/s.
+GAP_S: Final = 0.001
 
 
 class Slices:
@@ -33,7 +35,7 @@ class Slices:
         self._waiting: deque[bytes] = deque()
         self._at = 0  # where the next slice of the first one begins
         self._end: Callable[[], None] | None = None
-        self._turn: asyncio.Handle | None = None
+        self._turn: asyncio.TimerHandle | None = None
         self._is_paused = False
 
     def add(self, data: bytes) -> None:
@@ -62,7 +64,7 @@ class Slices:
             piece = self._slice()
             if self._waiting:  # before it is taken: that may drop the rest
                 self._pause()
-                self._turn = asyncio.get_running_loop().call_soon(self._next)
+                self._turn = asyncio.get_running_loop().call_later(GAP_S, self._next)
             self._take(piece)
         if self._turn is None:
             self._resume()

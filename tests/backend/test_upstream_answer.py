@@ -10,7 +10,8 @@ import pytest
 
 from backend import upstream_answer
 from backend.http_ports import HttpFault
-from backend.http_slices import SLICE_BYTES
+from backend.http_slices import GAP_S, SLICE_BYTES
+from backend.sse_reader import SseReader
 from backend.upstream_completions import CompletionsWire
 from backend.upstream_faults import MAX_BODY_BYTES, ModelGone, UpstreamFault
 from backend.upstream_tokens import TokenReader
@@ -98,6 +99,37 @@ async def test_connection_that_breaks_after_the_finish_is_no_fault() -> None:
     played.answer.data(completion_event([5], "stop") + DONE)
     played.answer.failed(HttpFault("reset", began=True))
     assert (played.end, played.host.noted_errors) == ("stop", [])
+
+
+async def test_answer_whose_finish_was_told_is_complete_though_its_server_dies() -> None:
+    played = Played(CompletionsWire())
+    played.answer.begun(200, ())
+    played.answer.data(completion_event([5]) + completion_event([6], "stop"))
+    assert not played.sink.ended.done()
+    played.answer.failed(HttpFault("reset", began=True))
+    assert (played.sink.ids, played.end, played.host.noted_errors) == ([5, 6], "stop", [])
+    assert played.load.num_requests == 0
+
+
+async def test_stream_that_stays_open_after_its_finish_holds_the_answer_up_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream_answer, "REST_S", 0.01)
+    monkeypatch.setattr(upstream_answer, "TAIL_S", 0.01)
+    played = Played(CompletionsWire())
+    played.answer.begun(200, ())
+    played.answer.data(completion_event([5], "stop"))
+    assert not played.sink.ended.done(), "the usage may follow"
+    await until(played.sink.ended.done)
+    assert (played.sink.ids, played.end, played.load.num_requests) == ([5], "stop", 0)
+    await until(lambda: played.is_aborted)
+    assert not played.host.noted_errors
+    aborted = Played(CompletionsWire())
+    aborted.answer.begun(200, ())
+    aborted.answer.data(completion_event([5], "stop"))
+    aborted.answer.abort()
+    await asyncio.sleep(0.05)
+    assert not aborted.sink.ended.done()
 
 
 async def test_answer_that_is_json_is_read_whole() -> None:
@@ -197,7 +229,14 @@ def long_stream(num_events: int) -> bytes:
     return b"".join(events) + completion_event([num_events], "stop") + DONE
 
 
-async def test_long_read_is_taken_in_slices_and_nothing_is_lost() -> None:
+async def test_long_read_is_taken_in_slices_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, sizes = SseReader.feed, list[int]()
+
+    def counted(self: SseReader, data: bytes) -> list[bytes]:
+        sizes.append(len(data))
+        return feed(self, data)
+
+    monkeypatch.setattr(SseReader, "feed", counted)
     data = long_stream(2000)
     assert len(data) > 10 * SLICE_BYTES
     for cuts in ([], [100], [SLICE_BYTES, SLICE_BYTES + 1], [150_000]):
@@ -209,12 +248,8 @@ async def test_long_read_is_taken_in_slices_and_nothing_is_lost() -> None:
             assert 0 < len(played.sink.ids) <= (1 + len(cuts)) * SLICE_BYTES // 50
             assert played.sent[0].is_paused
             getattr(played.answer, end)(*([HttpFault("reset", True)] if end == "failed" else []))
-            seen = [len(played.sink.ids)]
-            while not played.is_over:
-                await asyncio.sleep(0)
-                assert len(played.sink.ids) - seen[-1] <= SLICE_BYTES // 50
-                seen.append(len(played.sink.ids))
-            assert len(seen) > 5
+            await until(lambda played=played: played.is_over)
+            assert max(sizes) <= SLICE_BYTES
             assert (played.sink.ids, played.end) == (list(range(2001)), "stop")
             await until(lambda played=played: not played.sent[0].is_paused)
             assert played.answer._tail is None
@@ -264,8 +299,8 @@ async def test_abort_drops_what_waits() -> None:
         num_taken = len(played.sink.ids)
         if not by_sink:
             played.answer.abort()
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await until(lambda played=played: played.is_aborted)
+        await asyncio.sleep(5 * GAP_S)  # nothing is to be seen, however long it takes
         assert len(played.sink.ids) == (500 if by_sink else num_taken)
         assert (played.is_aborted, played.is_over) == (True, False)
         assert played.load.num_requests == 0
@@ -278,7 +313,7 @@ async def test_long_reads_of_many_answers_take_turns() -> None:
         played.answer.data(long_stream(2000))
     while not first.is_over:
         assert abs(len(first.sink.ids) - len(second.sink.ids)) <= 2 * SLICE_BYTES // 50
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.0001)
 
 
 async def test_whoever_raises_the_sink_hears_of_the_end(caplog: pytest.LogCaptureFixture) -> None:
