@@ -50,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "engine_args" not in {row.name for row in rows_of(command)}:
             parser.error(f"`headrace {command}` takes nothing after --")
         given["engine_args"] = engine_args
-    module = importlib.import_module(_COMMANDS[command][1])
-    run = getattr(module, "main_" + command.replace("-", "_"))
-    try:
+    try:  # importing takes a while, in which Ctrl-C is as likely
+        module = importlib.import_module(_COMMANDS[command][1])
+        run = getattr(module, "main_" + command.replace("-", "_"))
         return int(run(given))
     except KeyboardInterrupt:
         return INTERRUPTED

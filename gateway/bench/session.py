@@ -6,10 +6,9 @@ Not here: the loops (`gateway/bench/run.py`), flags and reports (`gateway/bench/
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
@@ -19,12 +18,14 @@ from backend.http_client import HttpClient, HttpLimits
 from gateway.bench.client import BenchClient
 from gateway.bench.description import run_info_of
 from gateway.bench.health import HealthMeter, client_health
+from gateway.bench.interrupts import ending
 from gateway.bench.options import BenchOptions
 from gateway.bench.prepare import prepare
 from gateway.bench.progress import ProgressLine, Tally
 from gateway.bench.run import Load
 from gateway.bench.run_info import RunInfo
 from gateway.bench.sample import Sample
+from gateway.bench.terminal import say
 
 _TICK_S: Final = 0.2
 PATIENCE_S: Final = 5.0  # for a server's first answer, before it is said that it is waited for
@@ -51,16 +52,17 @@ async def run_session(options: BenchOptions) -> Outcome:
         client = BenchClient(http, options.target, monotonic(), options.timeout_s, tally)
         load = Load(client, prepared.maker, options.plan, prepared.conversations)
         meter = HealthMeter()
-        async with _progress(options, client, tally):
-            with _interrupts(load):
+        with ending(load.stop):
+            async with _progress(options, client, tally):
                 await load.run()
-        plan = options.plan
-        is_capped = plan.max_concurrency is not None
-        health = client_health(meter.stop(), load.samples, plan.is_open, is_capped, load.num_left_out)
+            plan, samples = options.plan, sorted(load.samples, key=lambda sample: sample.number)
+            is_capped = plan.max_concurrency is not None
+            health = client_health(meter.stop(), samples, plan.is_open, is_capped, load.num_left_out)
+            run = run_info_of(options, prepared, samples, health, started_at, load.was_stopped)
+            await http.close()
     finally:
         await http.close()
-    samples = sorted(load.samples, key=lambda sample: sample.number)
-    return Outcome(samples, run_info_of(options, prepared, samples, health, started_at, load.was_stopped))
+    return Outcome(samples, run)
 
 
 def _shows_progress(options: BenchOptions) -> bool:
@@ -72,13 +74,13 @@ def _shows_progress(options: BenchOptions) -> bool:
 def _patience(options: BenchOptions) -> Iterator[None]:
     """Say what is waited for, where a server is silent: the load has not begun, and there is no progress."""
 
-    def say() -> None:
+    def tell() -> None:
         waits = f"waiting for the first answer of {options.target.url}, at most {options.timeout_s:g} s"
-        print(f"headrace: {waits} (--timeout-s)", file=sys.stderr)
+        say(f"{waits} (--timeout-s)")
 
     timer = None
     if _shows_progress(options):
-        timer = asyncio.get_running_loop().call_later(PATIENCE_S, say)
+        timer = asyncio.get_running_loop().call_later(PATIENCE_S, tell)
     try:
         yield
     finally:
@@ -97,33 +99,15 @@ async def _progress(options: BenchOptions, client: BenchClient, tally: Tally) ->
     line = ProgressLine(tally, sys.stderr, total, duration_s)
 
     async def follow() -> None:
-        while True:
-            line.tick(client.now_s())
-            await asyncio.sleep(_TICK_S)
+        with suppress(OSError):  # a stream that is full or gone costs the line, not the load
+            while True:
+                line.tick(client.now_s())
+                await asyncio.sleep(_TICK_S)
 
     task = asyncio.ensure_future(follow())
     try:
         yield
     finally:
         task.cancel()
-        line.close()
-
-
-@contextmanager
-def _interrupts(load: Load) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the load; the next one the program, for the handler is gone."""
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def stop() -> None:
-        load.stop()
-        for each in signals:
-            loop.remove_signal_handler(each)
-
-    for each in signals:
-        loop.add_signal_handler(each, stop)
-    try:
-        yield
-    finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
+        with suppress(OSError):
+            line.close()

@@ -213,6 +213,14 @@ def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["version"]) == 130
 
 
+def test_an_interrupt_while_a_command_is_imported_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert main(["version"]) == 130
+
+
 def test_the_parser_leaves_values_to_the_settings() -> None:
     assert vars(build_parser().parse_args(["gateway", "--port", "not a number"])) == {
         "command": "gateway",

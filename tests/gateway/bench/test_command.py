@@ -162,6 +162,26 @@ async def test_a_server_that_is_not_there_exits_1() -> None:
     assert err.startswith(f"headrace: {server.url} does not answer GET /v1/models: ")
 
 
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full --progress on"])
+async def test_a_closed_or_full_stream_costs_no_report(streams: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    async with serving(answer_well) as server:
+        command = f'"{sys.executable}" -m gateway bench {server.url} --requests 2 --json "{file}" {streams}'
+        process = await asyncio.create_subprocess_shell(
+            command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        await process.communicate()
+    assert process.returncode == 0
+    assert json.loads(file.read_bytes())["figures"]["num_ok"] == 2
+
+
+async def test_a_report_that_cannot_be_written_exits_1(tmp_path: Path) -> None:
+    async with serving(answer_well) as server:
+        code, out, err = await ran(server.url, "--requests", "2", "--html", "/dev/full")
+    assert (code, err) == (1, "headrace: --html /dev/full could not be made: No space left on device\n")
+    assert "2 ok, 0 failed" in out
+
+
 def test_a_bad_flag_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_bench({"url": "http://h", "rate": "0"}) == 2
     assert capsys.readouterr().err.startswith("headrace: --rate is '0'; it must be a number above 0")
