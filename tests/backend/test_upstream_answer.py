@@ -174,6 +174,13 @@ async def test_body_of_a_refusal_ends_the_call_at_its_bound(num_each: int) -> No
     assert learns.sink.ids == [5]
 
 
+async def test_bytes_of_a_refusal_are_not_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TokenReader, "max_bytes", 10_000)
+    played = refused(400, b"x" * 9_900, learns=True)
+    played.play([completion_event([5], "stop"), DONE])
+    assert played.end == "stop"
+
+
 async def test_answer_that_is_json_ends_the_call_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_answer, "MAX_EVENT_BYTES", 1000)
     played = Played(CompletionsWire())
@@ -303,6 +310,8 @@ async def test_abort_drops_what_waits() -> None:
         await asyncio.sleep(5 * GAP_S)  # nothing is to be seen, however long it takes
         assert len(played.sink.ids) == (500 if by_sink else num_taken)
         assert (played.is_aborted, played.is_over) == (True, False)
+        assert played.answer._slices is not None
+        assert not played.answer._slices._waiting  # what no one wants holds no memory
         assert played.load.num_requests == 0
 
 
