@@ -10,7 +10,7 @@ PARALLEL ?= -n 3 --dist loadgroup
 # Tests and benchmarks start a thousand processes: compiled modules are kept, whatever the shell's habit.
 unexport PYTHONDONTWRITEBYTECODE
 # Without the one that installs other programs.
-BENCHES ?= $(filter-out bench_peers,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/bench_*.py)))
+BENCHES ?= $(filter-out bench_peers bench_agreement,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/bench_*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-long lint bench bench-peers clean
@@ -37,7 +37,7 @@ lint: setup  ## ruff and mypy
 	@$(VENV)/ruff format --check .
 	@$(VENV)/mypy
 
-bench: setup  ## every benchmark, or BENCHES="bench_gateway"
+bench: setup  ## every benchmark that installs nothing, or BENCHES="bench_gateway"
 	@set -e; for bench in $(BENCHES); do $(VENV)/python -m benchmarks.$$bench $(ARGS); done
 
 bench-peers: setup  ## Headrace beside LiteLLM, vllm-router and vLLM's server; ARGS="--quick" for a first look
