@@ -17,6 +17,7 @@ _PERCENTILES: Final = ("p50", "p99")  # of all, so that the table stays one that
 _MAX_OFF: Final = 0.05  # by which the tokens of a request may differ between like loads
 _MEASURED_OPTIONS: Final = ("tokens per word",)  # told of the server, not asked for
 _MAX_RATIO: Final = 1e6
+_MAX_NAME: Final = 40  # characters: it heads a column
 _CHAT: Final = "/chat/completions"
 
 
@@ -29,9 +30,10 @@ class Compared:
 
 
 def distinct(runs: Sequence[tuple[str, Document]]) -> list[tuple[str, Document]]:
-    """The same runs, each with a name of its own: files in two folders may be called the same."""
+    """The same runs, each with a short name of its own: files in two folders may be called the same."""
     named: dict[str, Document] = {}
-    for name, document in runs:
+    for given, document in runs:
+        name = given if len(given) <= _MAX_NAME else given[: _MAX_NAME - 1] + "…"
         number, own = 1, name
         while own in named:
             number += 1
@@ -42,7 +44,7 @@ def distinct(runs: Sequence[tuple[str, Document]]) -> list[tuple[str, Document]]
 
 def settings(runs: Sequence[tuple[str, Document]]) -> list[Compared]:
     """How each run was made, without what no run has."""
-    by_run = [{"Server": _server(each), **_load(each), "Measured": _measured(each)} for _, each in runs]
+    by_run = [{"Server": _server(each), **_load(each), **_measured(each)} for _, each in runs]
     rows = [
         Compared(
             name, tuple((run, one_line(told[name])) for (run, _), told in zip(runs, by_run, strict=True))
@@ -103,11 +105,14 @@ def _load(document: Document) -> Mapping[str, str]:
     }
 
 
-def _measured(document: Document) -> str:
+def _measured(document: Document) -> Mapping[str, str]:
     figures = document.figures
     early = ", ended early" if document.run.ended_early else ""
     requests = counted(figures.num_requests, "request")
-    return f"{requests} in {shown(figures.window_s)} s{early}; {document.run.started_at}"
+    return {
+        "Measured": f"{requests} in {shown(figures.window_s)} s{early}",
+        "Started": document.run.started_at,
+    }
 
 
 def _differing(first: Document, other: Document) -> Iterator[str]:

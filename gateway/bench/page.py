@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
 
-from gateway.bench.charts import Line, bars, curves, stroke, text
+from gateway.bench.bars import bars
+from gateway.bench.charts import Line, curves, marked, stroke, text
 from gateway.bench.compare import Compared, compared, distinct, settings, unlike
 from gateway.bench.document import Document
 from gateway.bench.goodput import Goodput
@@ -32,10 +33,11 @@ from gateway.bench.rows import (
     turns_of,
 )
 from gateway.bench.stages import before_first_token
-from gateway.bench.strips import strips
+from gateway.bench.strips import has_unmeasured, strips
 
 MAX_RUNS: Final = 5  # more have no colours, and cannot be told apart in a chart
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_MAX_TITLE: Final = 80
 _CURVES: Final = ("ttft", "tpot", "tbt", "e2e")
 
 
@@ -48,7 +50,8 @@ def page(runs: Sequence[tuple[str, Document]]) -> str:
         raise ValueError(f"a page shows 1 to {MAX_RUNS} runs, not {len(runs)}")
     runs = distinct(runs)
     document = runs[0][1]
-    title = text(f"Load test of {document.run.model}")
+    model = document.run.model  # in full, it stands among the settings
+    title = text(f"Load test of {model if len(model) <= _MAX_TITLE else model[:_MAX_TITLE] + '…'}")
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -76,8 +79,7 @@ def _body(runs: Sequence[tuple[str, Document]], title: str) -> Iterator[str]:
         yield _compared(settings(runs), "words", "How each was made")
         yield _compared(compared(runs), "", "In brackets: the ratio to the first, where that is not 0")
     yield from _latency(runs)
-    yield "<h2>Over time</h2>"
-    yield from (f'<div class="card scroll">{each}</div>' for each in strips(document))
+    yield from _over_time(document)
     yield from _server(document)
     for grid in (turns_of(document), failures_of(document)):
         if grid.rows:
@@ -130,24 +132,50 @@ def _latency(runs: Sequence[tuple[str, Document]]) -> Iterator[str]:
     document = runs[0][1]
     charts = []
     for name in _CURVES:
-        lines = [Line(run, each.curves_ms[name]) for run, each in runs if name in each.curves_ms]
-        if name in document.curves_ms:
+        lines = [
+            Line(index, run, each.curves_ms[name])
+            for index, (run, each) in enumerate(runs)
+            if name in each.curves_ms
+        ]
+        if lines:
             short, meaning = LATENCIES[name]
             title = f"{short}, ms <small>share of {'gaps' if name == 'tbt' else 'requests'} within it</small>"
-            charts.append(f'<div class="card"><h3>{title}</h3>{curves(f"{short}: {meaning}", lines)}</div>')
+            charts.append(_chart(title, curves(f"{short}: {meaning}", lines), _told(lines)))
     if charts:
         yield "<h2>Latency</h2>"
-        yield _legend([name for name, _ in runs]) if len(runs) > 1 else ""
+        yield _keys([(index, name) for index, (name, _) in enumerate(runs)]) if len(runs) > 1 else ""
         yield f'<div class="charts">{"".join(charts)}</div>'
-        grid = latencies_of(document)
+    grid = latencies_of(document)
+    if grid.rows:
         yield _grid(grid, "", f"{grid.title}{f', of {runs[0][0]}' if len(runs) > 1 else ''}")
 
 
-def _legend(names: Sequence[str]) -> str:
+def _chart(title: str, chart: str, told: str = "") -> str:
+    return f'<div class="card"><h3>{title}</h3>{chart}{told}</div>'
+
+
+def _told(lines: Sequence[Line]) -> str:
+    """What the dots of several curves say. A single curve has labels."""
+    if len(lines) < 2:
+        return ""
+    said = (", ".join(f"p{percent} {shown(value)}" for percent, value in marked(line)) for line in lines)
+    return _keys([(line.index, f"{line.name}: {each}") for line, each in zip(lines, said, strict=True)])
+
+
+def _over_time(document: Document) -> Iterator[str]:
+    if charts := strips(document):
+        yield "<h2>Over time</h2>"
+        if has_unmeasured(document):
+            yield '<p class="lead">Grey: warm-up and drain, which are not measured.</p>'
+        yield f'<div class="charts">{"".join(_chart(each.title, each.chart) for each in charts)}</div>'
+
+
+def _keys(words: Sequence[tuple[int, str]]) -> str:
+    """Words for each run, after its line: (its index, what is said)."""
     keys = (
         f'<li><svg viewBox="0 0 30 8" aria-hidden="true">{stroke(0, 4, 30, 4, f"line s{index}")}</svg>'
-        f"{text(name)}</li>"
-        for index, name in enumerate(names)
+        f"<span>{text(each)}</span></li>"
+        for index, each in words
     )
     return f'<ul class="legend">{"".join(keys)}</ul>'
 
@@ -164,7 +192,7 @@ def _server(document: Document) -> Iterator[str]:
     if stages and percents:
         chart = bars("The server's stages", stages, percents[0], percents[-1])
         told = f"{percents[0]} and, pale, {percents[-1]}"
-        yield f'<div class="card scroll"><h3>Stages, ms <small>{told}</small></h3>{chart}</div>'
+        yield _chart(f"Stages, ms <small>{told}</small>", chart)
     yield _grid(grid, "", grid.title)
 
 
@@ -172,7 +200,8 @@ def _compared(rows: Sequence[Compared], kind: str, caption: str) -> str:
     """A column for each run."""
     columns = tuple(name for name, _ in rows[0].cells)
     cells = tuple((row.name, *(value for _, value in row.cells)) for row in rows)
-    return _grid(Grid("", columns, cells), f"compared {kind}", caption)
+    table = _grid(Grid("", columns, cells), kind, caption)
+    return f'<div class="compared" style="--columns:{len(columns)}">{table}</div>'
 
 
 def _grid(grid: Grid, kind: str, caption: str) -> str:

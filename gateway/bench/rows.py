@@ -25,6 +25,8 @@ LATENCIES: Final = {
 ADDED_TTFT: Final = "TTFT added"
 ABSENT: Final = "–"
 _ENDS: Final = ("mean", "min")
+_DIGITS: Final = ((1, 3), (10, 2), (100, 1))  # below the limit, so many decimals
+_LEAST: Final = 0.0005
 _MAX_DETAIL: Final = 200  # characters of an example of a failure
 
 
@@ -48,7 +50,9 @@ class Facts:
 def shown(value: float) -> str:
     """With three significant digits where they are worth something: 0.123, 4.56, 78.9, 12,345."""
     size = abs(value)
-    digits = 3 if 0 < size < 1 else 2 if size < 10 else 1 if size < 100 else 0
+    if size < _LEAST:
+        return "0.00"
+    digits = next((digits for limit, digits in _DIGITS if round(size, digits) < limit), 0)
     return f"{value:,.{digits}f}"
 
 

@@ -21,6 +21,7 @@ class Scale:
     start: float
     end: float
     is_log: bool = False
+    is_flat: bool = False  # all values are 0: no other number has a place on it
 
     def at(self, value: float) -> float:
         """Where the value is; one outside the axis is at its nearer end."""
@@ -33,6 +34,8 @@ class Scale:
 
     def ticks(self, num: int = 5) -> list[float]:
         """About so many round numbers on it."""
+        if self.is_flat:
+            return [0.0]
         if self.is_log:
             return _log_ticks(self.low, self.high, num)
         step = _round_step((self.high - self.low) / num)
@@ -42,11 +45,11 @@ class Scale:
 
 def linear(high: float, start: float, end: float) -> Scale:
     """From 0 to a little over the largest value."""
-    return Scale(0.0, high * 1.04 if high > 0 else 1.0, start, end)
+    return Scale(0.0, high * 1.04, start, end) if high > 0 else Scale(0.0, 1.0, start, end, is_flat=True)
 
 
 def fitting(median: float, high: float, start: float, end: float) -> Scale:
-    """Linear, unless the largest value is many times the median."""
+    """Linear, unless the largest value is many times the median (0: there is none)."""
     if median <= 0 or high <= _LOG_RATIO * median:
         return linear(high, start, end)
     low = max(high / 10**_LOG_DECADES, min(median / 10, high / 100))

@@ -33,5 +33,5 @@ def test_ticks_are_few_round_and_on_the_axis(seed: int) -> None:
         assert all(float(f"{each:.1e}") == pytest.approx(each) for each in ticks)
 
 
-def test_axis_of_nothing_has_ticks() -> None:
-    assert linear(0.0, 0, 1).ticks()
+def test_axis_of_nothing_has_0_only() -> None:
+    assert linear(0.0, 0, 1).ticks() == [0.0]
