@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+# They say how a request and its answer are written, of which there is one way here.
+RESERVED: Final = frozenset(
+    ("host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te")
+) | frozenset(("trailer", "upgrade", "expect", "accept", "accept-encoding"))
 
 
 class Given:
@@ -25,14 +29,22 @@ class Given:
         return self._given.get(name) is not None
 
     def text(self, name: str) -> str | None:
+        """Not empty, and text: an argument may be any bytes."""
         value = self._given.get(name)
+        if value == "":
+            raise ValueError(f"{flag_name(name)} is empty; it must have a value, or be left out")
+        if value is not None and not _is_utf8(str(value)):
+            raise ValueError(f"{flag_name(name)} is {value!r}; it must be UTF-8")
         return None if value is None else str(value)
 
     def flag(self, name: str) -> bool:
         return bool(self._given.get(name))
 
     def words(self, name: str) -> Sequence[str]:
-        return tuple(self._given.get(name) or ())
+        words = tuple(self._given.get(name) or ())
+        if not all(map(_is_utf8, words)):
+            raise ValueError(f"{flag_name(name)} has bytes that are not UTF-8")
+        return words
 
     def whole(self, name: str, default: T, least: int, most: int = 1 << 30) -> int | T:
         text = self.text(name)
@@ -67,7 +79,7 @@ class Given:
             return {}
         try:
             value = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"{flag_name(name)} is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise ValueError(f"{flag_name(name)} is {text[:60]!r}; it must be a JSON object")
@@ -75,7 +87,16 @@ class Given:
 
 
 def flag_name(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return "URL" if name == "url" else "--" + name.replace("_", "-")
+
+
+def _is_utf8(text: str) -> bool:
+    """Python reads bytes that are not as halves of surrogate pairs, which no request can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def whole_number(flag: str, text: str, least: int, most: int) -> int:
@@ -117,5 +138,7 @@ def headers(words: Sequence[str]) -> tuple[tuple[bytes, bytes], ...]:
             raise ValueError(
                 f"--header {number} is not NAME:VALUE; it must have a colon and printable ASCII characters"
             )
+        if name in RESERVED:
+            raise ValueError(f"--header {number} is {name!r}, which the load test writes itself")
         pairs.append((name.encode(), value.encode()))
     return tuple(pairs)

@@ -6,8 +6,10 @@ Light to import: the command line's help of all commands needs it.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, Final
 
+_SCHEMES: Final = ("http://", "https://", "unix:")
 EPILOG: Final = """\
 lengths:  512, uniform:100:900, normal:500:100, lognormal:500:200, exponential:300, zipf:1.2:2000
 exit code: 0 done, 1 more requests failed than --max-failures allows, 2 wrong usage, 130 interrupted
@@ -22,11 +24,33 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add them to the parser of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("url", metavar="URL", help="http://HOST:PORT, https://HOST:PORT or unix:PATH")
+    url = parser.add_argument("url", metavar="URL", help="http://HOST:PORT, https://HOST:PORT or unix:PATH")
     _add_server(_group(parser, "Server"))
     _add_load(_group(parser, "Load"))
     _add_prompts(_group(parser, "Prompts and answers"))
-    _add_report(_group(parser, "Report"))
+    _add_report(_group(parser, "Report"), url)
+
+
+class _Words(argparse.Action):
+    """Takes words up to the next flag, and may be repeated.
+
+    An address at their end is the URL: argparse gives all words to the flag, and then misses one.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, url: argparse.Action, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs="+", **more)
+        self._url = url
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: Any = None
+    ) -> None:
+        words = list(values)
+        if words[-1].startswith(_SCHEMES) and not hasattr(namespace, self._url.dest):
+            setattr(namespace, self._url.dest, words.pop())
+            self._url.required = False
+        if not words:
+            parser.error(f"argument {flag}: expected at least one argument")
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *words])
 
 
 def _group(parser: argparse.ArgumentParser, title: str) -> Any:
@@ -79,14 +103,15 @@ def _add_prompts(group: Any) -> None:
     add("--data", metavar="FILE", help="JSON lines with messages or prompt, or ShareGPT's JSON")
 
 
-def _add_report(group: Any) -> None:
+def _add_report(group: Any, url: argparse.Action) -> None:
     add = group.add_argument
     add("--json", metavar="FILE", help="write all figures as JSON; - for standard output")
     add("--samples", action="store_true", help="put each request into the JSON")
     add("--html", metavar="FILE", help="write a page with diagrams")
     add("--name", metavar="NAME", help="of this run, in the page [this run]")
-    add("--compare", metavar="FILE", nargs="+", help="JSON of earlier runs, to show beside it in the page")
-    add("--goodput", metavar="NAME:MS", nargs="+", help="limits of a good request: ttft, tpot, tbt, e2e")
+    words = {"action": _Words, "url": url}
+    add("--compare", metavar="FILE", help="JSON of earlier runs, to show beside it in the page", **words)
+    add("--goodput", metavar="NAME:MS", help="limits of a good request: ttft, tpot, tbt, e2e", **words)
     add("--percentiles", metavar="P,P", help="which are shown [50,90,95,99]")
     add("--stall-ms", metavar="MS", help="gap that is a stall [3 times the median gap, at least 20]")
     add("--max-failures", metavar="SHARE", help="share of requests that may fail, 0.01 or 1%% [0]")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from gateway.bench.flag_values import Given, flag_name, headers, number, share, 
 from gateway.bench.goodput import parse_limits
 from gateway.bench.lengths import MAX_TOKENS, parse_lengths
 from gateway.bench.page import MAX_RUNS
+from gateway.bench.percentiles import name_of
 from gateway.bench.plan import Plan
 from gateway.bench.target import CHAT, COMPLETIONS, Target, parse_target
 from gateway.bench.workload import Shape
@@ -168,7 +169,7 @@ def _records(given: Given, max_turns: int, is_chat: bool) -> tuple[Record, ...]:
 
 def _report(given: Given) -> ReportOptions:
     percents = given.parsed("percentiles", "50,90,95,99", _percents)
-    limits_ms = parse_limits(given.words("goodput"))
+    limits_ms = _limits(given.words("goodput"))
     options = ReportOptions(
         figures=FigureOptions(percents, limits_ms, given.number("stall_ms", None, above=0)),
         json=given.text("json"),
@@ -190,16 +191,31 @@ def _report(given: Given) -> ReportOptions:
     return options
 
 
+def _limits(words: Sequence[str]) -> dict[str, float]:
+    try:
+        return parse_limits(words)
+    except ValueError as error:
+        raise ValueError(f"--{error}") from error
+
+
 def _earlier(path: str) -> tuple[str, Document]:
     """A run that `--json` has written."""
     try:
         return Path(path).stem, from_json(Path(path).read_bytes(), path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ValueError(f"--compare: {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise ValueError(f"--compare: {error}") from error
 
 
 def _percents(text: str) -> tuple[float, ...]:
-    return tuple(sorted({number("a percentile", part.strip(), 0, 100) for part in text.split(",")}))
+    percents = {number("a percentile", part.strip(), 0, 100) for part in text.split(",")}
+    for percent in percents:
+        if float(name_of(percent)[1:]) != percent:
+            raise ValueError(
+                f"a percentile is {percent!r}, and is told as {name_of(percent)}; use fewer digits"
+            )
+    return tuple(sorted(percents))
 
 
 def _check_writable(flag: str, path: Path) -> None:

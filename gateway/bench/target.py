@@ -5,6 +5,7 @@ Not here: the exchange itself (`gateway/bench/client.py`).
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,19 +53,27 @@ def parse_target(
 
     Raises `ValueError` for an address of another kind.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # its message tells the part, which may be a password
+        raise _refused(url) from None
     if parts.scheme == "unix" and parts.path and not parts.netloc:
         return Target(url, Origin("localhost", 80, uds=parts.path), "", endpoint, headers)
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise ValueError(f"{url!r} is not an address: {error}") from error
-    is_http = parts.scheme in ("http", "https") and parts.hostname
-    if not is_http or parts.query or parts.fragment or parts.username is not None:
-        raise ValueError(f"{url!r} is not an address; it must be {FORMS}")
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    has_more = parts.query or parts.fragment or parts.username is not None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not is_plain or has_more:
+        raise _refused(url)
     tls = _tls(is_insecure) if parts.scheme == "https" else None
-    origin = Origin(parts.hostname or "", port or (443 if tls else 80), tls)
+    origin = Origin(parts.hostname, port or (443 if tls else 80), tls)
     return Target(f"{parts.scheme}://{parts.netloc}", origin, _prefix(parts.path), endpoint, headers)
+
+
+def _refused(url: str) -> ValueError:
+    """The error for an address, told without what may be a password or a key."""
+    shown = re.sub(r"^([a-z]+://)?.*@", r"\1...@", re.sub(r"[?#].*", "?...", url, flags=re.S), flags=re.S)
+    hint = "; a key is given with --api-key" if shown != url else ""
+    return ValueError(f"URL is {shown!r}; it must be {FORMS}{hint}")
 
 
 def _prefix(path: str) -> str:

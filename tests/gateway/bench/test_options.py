@@ -101,8 +101,15 @@ def test_timings_can_be_asked_for_or_not() -> None:
         ("--extra-body [1]", "--extra-body is '[1]'; it must be a JSON object"),
         ("--extra-body {", "--extra-body is not JSON"),
         ("--api-key \u20ac", "--api-key has characters that no header can hold"),
-        ("--goodput ttft", "goodput 'ttft'"),
-        ("--goodput fast:1", "goodput 'fast:1'"),
+        ("--goodput ttft", "--goodput 'ttft': '' is not a number of milliseconds"),
+        ("--goodput fast:1", "--goodput 'fast:1': 'fast' is not one of ttft, "),
+        ("--goodput ttft:1 --goodput ttft:2", "--goodput 'ttft:2': ttft is given twice"),
+        ("--percentiles 50,99.99999", "--percentiles: a percentile is 99.99999, and is told as p100"),
+        ("--header Host:h", "--header 1 is 'host', which the load test writes itself"),
+        ("--header a:b --header content-Type:b", "--header 2 is 'content-type', which the load test writes"),
+        ("--extra-body " + "[" * 20_000, "--extra-body is not JSON: maximum recursion depth"),
+        ("--model \udcff", "--model is '\\udcff'; it must be UTF-8"),
+        ("--html x.html --compare \udcff", "--compare has bytes that are not UTF-8"),
         (
             "--percentiles 50,101",
             "--percentiles: a percentile is '101'; it must be a number above 0 and at most 100",
@@ -117,7 +124,7 @@ def test_timings_can_be_asked_for_or_not() -> None:
             "--json is '/no/such/place/x.json'; '/no/such/place' cannot be written",
         ),
         ("--html /", "--html is '/'; it must be a file, not a folder"),
-        ("--html x.html --compare /no/such", "--compare: [Errno 2] No such file"),
+        ("--html x.html --compare /no/such", "--compare: /no/such cannot be read: No such file or directory"),
         ("--data /no/such", "--data: /no/such cannot be read"),
         ("--data x --prompt-tokens 5", "--prompt-tokens is given with --data"),
         ("--data x --same-prompts", "--same-prompts is given with --data"),
@@ -126,6 +133,52 @@ def test_timings_can_be_asked_for_or_not() -> None:
 def test_a_bad_flag_is_told_with_its_value_and_limit(flags: str, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         options(*flags.split(" "))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model", "api-key", "json", "html", "name", "data", "tokenizer", "rate", "goodput", "seed", "progress"],
+)
+def test_an_empty_value_is_told_with_its_flag(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^--{name} (is empty; it must have a value, or be left out|'': )"):
+        options(f"--{name}", "")
+    with pytest.raises(ValueError, match=r"^URL is empty; it must"):
+        read_options({"url": ""}, {})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--goodput ttft:1 e2e:2 http://h:8000",
+        "http://h:8000 --goodput ttft:1 e2e:2",
+        "--goodput ttft:1 --goodput e2e:2 http://h:8000",
+        "--goodput ttft:1 e2e:2 http://h:8000 --rate 1",
+        "--rate 1 --goodput ttft:1 --timings --goodput e2e:2 http://h:8000",
+    ],
+)
+def test_the_address_may_come_after_a_list_of_words(flags: str) -> None:
+    made = read_options(vars(build_parser().parse_args(["bench", *flags.split()])), {})
+    assert made.target.url == URL
+    assert made.report.figures.limits_ms == {"ttft": 1, "e2e": 2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--goodput http://h", "argument --goodput: expected at least one argument"),
+        ("--goodput ttft:1", "the following arguments are required: URL"),
+        ("--rate 1", "the following arguments are required: URL"),
+    ],
+)
+def test_a_word_that_is_missing_is_told(flags: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["bench", *flags.split()])
+    assert told in capsys.readouterr().err
+
+
+def test_a_second_address_is_no_word() -> None:
+    with pytest.raises(ValueError, match="--goodput 'http://i': 'http' is not one of"):
+        options("--goodput", "ttft:1", "http://i")
 
 
 def test_a_key_or_a_header_is_never_in_a_message() -> None:
@@ -144,5 +197,5 @@ def test_what_is_no_report_cannot_be_compared(tmp_path: Path) -> None:
 
 def test_an_address_of_another_kind_is_refused() -> None:
     given: dict[str, Any] = {"url": "h:8000"}
-    with pytest.raises(ValueError, match="'h:8000' is not an address; it must be http://HOST:PORT"):
+    with pytest.raises(ValueError, match="URL is 'h:8000'; it must be http://HOST:PORT"):
         read_options(given, {})

@@ -34,11 +34,45 @@ def test_a_unix_socket_is_a_target() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["h:8000", "ftp://h", "http://", "http://h:x", "http://h/?a=1", "http://u:p@h", "unix:", ""]
+    "url",
+    [
+        *(
+            "h:8000",
+            "ftp://h",
+            "http://",
+            "http://h:x",
+            "http://h:0",
+            "http://h:99999",
+            "http://[::1",
+            "unix:",
+        ),
+        *("http://h\u00e9", "http://a b", "http://h/a b", "http://h/\x1b", ""),
+    ],
 )
 def test_another_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{url!r} is not an address")):
+    with pytest.raises(ValueError, match=re.escape(f"URL is {url!r}; it must be http://HOST:PORT, ")):
         parse_target(url, CHAT)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://user:s3cret@h:1/v1", "http://...@h:1/v1"),
+        ("http://user:s3/cret@h", "http://...@h"),
+        ("user:s3cret@h", "...@h"),
+        ("http://u:p@s3cret@h:x", "http://...@h:x"),
+        ("http://h/v1?key=s3cret", "http://h/v1?..."),
+        ("http://h/v1#s3cret", "http://h/v1?..."),
+        ("http://h/?a=\ns3cret", "http://h/?..."),
+    ],
+)
+def test_what_is_secret_in_an_address_is_not_told(url: str, shown: str) -> None:
+    told = (
+        f"URL is {shown!r}; it must be http://HOST:PORT, https://HOST:PORT or unix:PATH; a key is given with"
+    )
+    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        parse_target(url, CHAT)
+    assert caught.value.__cause__ is None
 
 
 def test_certificates_are_checked_unless_told_otherwise() -> None:
