@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.bench.rows import counted
 from gateway.bench.run import MAX_BEHIND_S
 from gateway.bench.run_info import ClientHealth
 from gateway.bench.sample import Sample
@@ -133,13 +134,13 @@ def _of_the_loop(health: ClientHealth, pulse: Pulse) -> Iterator[str]:
 def _of_the_schedule(health: ClientHealth, is_capped: bool, num_left_out: int) -> Iterator[str]:
     if health.num_late and is_capped:
         yield (
-            f"{health.num_late} requests were sent up to {health.max_late_ms:.0f} ms late, because "
+            f"{counted(health.num_late, 'request')} went out up to {health.max_late_ms:.0f} ms late, because "
             "--max-concurrency were in flight: the rate that was asked for was not reached."
         )
     elif health.num_late:
-        yield f"{health.num_late} requests were sent up to {health.max_late_ms:.0f} ms late."
+        yield f"{counted(health.num_late, 'request')} went out up to {health.max_late_ms:.0f} ms late."
     if num_left_out:
         yield (
-            f"{num_left_out} arrivals were left out, for the client was over {MAX_BEHIND_S:g} s behind: the "
-            "rate that was asked for was not reached. Use a lower rate, or more clients."
+            f"{counted(num_left_out, 'arrival')} had to be left out, for the client was over "
+            f"{MAX_BEHIND_S:g} s behind: the rate that was asked for was not reached. Use a lower rate, or more clients."
         )

@@ -13,6 +13,7 @@ from typing import Final
 from gateway.bench.figures import INTERRUPTED
 from gateway.bench.options import BenchOptions
 from gateway.bench.prompts import Measure
+from gateway.bench.rows import counted
 from gateway.bench.sample import Sample
 
 _MAX_OFF: Final = 0.02
@@ -37,7 +38,7 @@ def _notes(samples: Sequence[Sample], options: BenchOptions, measure: Measure) -
             f"({measure.tokens_per_word:g} for each word)."
         )
     if options.records and len(samples) > (once := sum(len(record.turns) for record in options.records)):
-        yield f"The file has {once} requests, which were repeated: a prefix cache may know them."
+        yield f"The file has {counted(once, 'request')}, sent more than once: a prefix cache may know them."
     yield from _prompts(ok)
     yield from _cached(ok, options, measure)
     yield from _answers(ok, options)
@@ -90,4 +91,7 @@ def _answers(ok: Sequence[Sample], options: BenchOptions) -> Iterator[str]:
         if each.output_tokens is not None and each.output_tokens < each.output_tokens_wanted
     ]
     if short and options.ignores_eos:
-        yield f"{len(short)} answers were shorter than wanted: the server does not obey ignore_eos."
+        yield (
+            f"{counted(len(short), 'answer')} came out shorter than wanted: the server does not obey "
+            "ignore_eos."
+        )

@@ -73,9 +73,9 @@ def test_a_loop_that_was_held_up_by_its_own_burst_does_not_blame_the_machine() -
 def test_late_requests_of_an_open_loop_are_told_with_the_cap_as_a_reason() -> None:
     made = health(late_s=(0.0, 0.02, 1.5))
     assert (made.num_late, made.max_late_ms) == (2, 1500.0)
-    assert made.notes == ("2 requests were sent up to 1500 ms late.",)
+    assert made.notes == ("2 requests went out up to 1500 ms late.",)
     (note,) = health(late_s=(0.02,), is_capped=True).notes
-    assert "because --max-concurrency were in flight" in note
+    assert note.startswith("1 request went out up to 20 ms late, because --max-concurrency were in flight")
 
 
 def test_a_closed_loop_is_never_late() -> None:
@@ -84,7 +84,7 @@ def test_a_closed_loop_is_never_late() -> None:
 
 def test_arrivals_that_were_left_out_are_told() -> None:
     (note,) = health(num_left_out=7).notes
-    assert note.startswith("7 arrivals were left out, for the client was over 5 s behind")
+    assert note.startswith("7 arrivals had to be left out, for the client was over 5 s behind")
 
 
 async def held_up(hold: Callable[[], None], ticks_after: bool) -> Pulse:

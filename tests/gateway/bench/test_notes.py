@@ -57,7 +57,7 @@ def test_a_cache_that_has_prefixes_and_earlier_turns_is_not_told() -> None:
 def test_short_answers_are_told_unless_they_may_be_short() -> None:
     samples = [sample(), sample(output=9), sample(output=None)]
     (note,) = notes_of_load(samples, options(), MEASURED)
-    assert note == "1 answers were shorter than wanted: the server does not obey ignore_eos."
+    assert note == "1 answer came out shorter than wanted: the server does not obey ignore_eos."
     assert notes_of_load(samples, options(no_ignore_eos=True), MEASURED) == ()
 
 

@@ -141,7 +141,7 @@ async def test_a_file_is_sent_in_order_and_repeated(tmp_path: Path) -> None:
     ]
     assert sent == [("first", 3), ("second", 5), ("first", 3)]
     assert outcome.run.prompt_lengths == "of my-data.jsonl"
-    told = "The file has 2 requests, which were repeated: a prefix cache may know them."
+    told = "The file has 2 requests, sent more than once: a prefix cache may know them."
     assert outcome.run.client.notes[-1] == told
 
 
