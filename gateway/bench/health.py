@@ -142,5 +142,6 @@ def _of_the_schedule(health: ClientHealth, is_capped: bool, num_left_out: int) -
     if num_left_out:
         yield (
             f"{counted(num_left_out, 'arrival')} had to be left out, for the client was over "
-            f"{MAX_BEHIND_S:g} s behind: the rate that was asked for was not reached. Use a lower rate, or more clients."
+            f"{MAX_BEHIND_S:g} s behind: the rate that was asked for was not reached. Use a lower rate, or "
+            "more clients."
         )

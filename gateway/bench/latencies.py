@@ -7,7 +7,8 @@
   `vllm bench serve` has it; guidellm calls it inter-token latency.
 * `tbt`: every gap between two frames, of all requests together: vLLM's inter-token latency. Where a frame
   holds several tokens, it is the time between frames: `frames_per_token` says so.
-* `e2e`: from the first byte sent to the end of the response.
+* `e2e`: from the first byte sent to `[DONE]`, with which the answer is whole: not until the connection is
+  free again.
 
 Only of requests that succeeded. Not here: rates (`gateway/bench/throughput.py`).
 """

@@ -20,7 +20,7 @@ LATENCIES: Final = {
     "ttft_from_due": ("TTFT from due", "time to first token, from when the request was due"),
     "tpot": ("TPOT", "time per output token after the first, mean of a request"),
     "tbt": ("TBT", "time between tokens: every gap between two frames"),
-    "e2e": ("E2E", "end to end: from sent to the end of the response"),
+    "e2e": ("E2E", "end to end: from sent to the end of the answer, its [DONE]"),
 }
 ADDED_TTFT: Final = "TTFT added"
 ABSENT: Final = "–"
