@@ -113,7 +113,7 @@ async def test_a_loop_that_is_held_up_is_measured(ticks_after: bool) -> None:
 
 
 async def test_whose_work_held_the_loop_up_is_measured() -> None:
-    assert (await held_up(lambda: time.sleep(0.1), True)).own_share < 0.5
+    assert (await held_up(lambda: time.sleep(0.1), True)).own_share < 0.25
     # A busy machine takes its share, but the work itself is all our own.
     pulse = await held_up(work, True)
     assert pulse.own_share * pulse.lasted_s >= 0.05
