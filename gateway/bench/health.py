@@ -23,7 +23,7 @@ _MIN_S: Final = 0.5  # of a shorter run, the beginning alone is most of the CPU
 # A loop that is this late stamps frames that much too late; timers alone are late by up to 1 ms.
 MAX_LAG_P99_MS: Final = 10.0
 MAX_CPU_SHARE: Final = 0.85
-# Of a core, while the loop was late. A loop that waits for a busy machine uses next to nothing, and one that has
+# Of a core, while the loop was late. A loop that waits for a busy machine uses next to nothing; one that has
 # much to do may have to share its core.
 _OWN_SHARE: Final = 0.25
 LATE_S: Final = 0.01
