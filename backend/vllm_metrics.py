@@ -1,14 +1,21 @@
 """Counting what the engine does: vLLM's own metrics for `/metrics`, and the link's once-a-second figures.
 
 vLLM records both per engine step through its `logger_manager`. On the generate path its own output handler
-does so; on the step path that handler never runs, so `StepRecorder` does it, with vLLM's own classes.
+does so; on the step path that handler never runs, so `StepRecorder` does it, with vLLM's own classes. What
+makes it exact to record several steps together is `vllm_merging`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import time
+from typing import Any, Final
 
 from backend.link import Stats
+from backend.vllm_merging import Merging, add_prefix_queries
+
+FLUSH_S: Final = 0.1  # how old a figure in `/metrics` may be
+MAX_FINISHED: Final = 16  # answers recorded at a time, 15 us each
 
 
 class Tally:
@@ -46,6 +53,8 @@ def stat_logger(tally: Tally) -> Any:
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class TallyLogger(StatLoggerBase):  # type: ignore[misc]
+        is_additive = True  # several steps recorded as one give the same figures
+
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             self._engine = engine_index
 
@@ -61,7 +70,12 @@ def stat_logger(tally: Tally) -> Any:
 
 
 class StepRecorder:
-    """Does per engine step what vLLM's output handler would do for `/metrics`."""
+    """Does for the engine's steps what vLLM's output handler would do for `/metrics`.
+
+    Prometheus' objects cost more per step than its tokens do, so steps are recorded together: at least every
+    `FLUSH_S`, and at once when nothing runs any more. Sums and every single observation are the same as step
+    by step. With a stat logger that is not known to see no difference, each step is recorded by itself.
+    """
 
     def __init__(self, llm: Any) -> None:
         from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, RequestStateStats
@@ -71,7 +85,12 @@ class StepRecorder:
         self._new_iteration = IterationStats
         self._new_request = RequestStateStats
         self._lora_states = LoRARequestStates(False)
-        self._iteration: Any = None
+        self._merging = Merging.of(self._manager)
+        self._iteration: Any = None  # of the steps that are not recorded yet
+        self._scheduler: Any = None  # the last one of theirs, with all their prefix cache queries
+        self._engine = 0
+        self._has_outputs = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def request(self, arrival_s: float) -> Any:
         """The figures of one request, kept with it. `arrival_s` is wall-clock time, as vLLM wants it."""
@@ -79,12 +98,26 @@ class StepRecorder:
 
     def begin(self) -> None:
         """A step's outputs follow."""
-        self._iteration = self._new_iteration() if self._manager is not None else None
+        if self._manager is None:
+            return
+        if self._iteration is None:
+            self._iteration = self._new_iteration()
+        else:
+            self._iteration.iteration_timestamp = time.time()
 
     def output(self, item: Any, step_s: float, is_first: bool, figures: Any) -> None:
         """One request's output of this step. `step_s` is the engine core's monotonic time of the step."""
-        if self._iteration is not None:
-            self._iteration.update_from_output(item, step_s, is_first, figures, self._lora_states, None)
+        iteration = self._iteration
+        if iteration is None:
+            return
+        if self._merging is None or is_first or item.events is not None:
+            iteration.update_from_output(item, step_s, is_first, figures, self._lora_states, None)
+            return
+        num_tokens = len(item.new_token_ids)  # as `update_from_output`, for the many
+        iteration.num_generation_tokens += num_tokens
+        figures.num_generation_tokens += num_tokens
+        self._merging.latency(step_s - figures.last_token_ts)
+        figures.last_token_ts = step_s
 
     def finished(
         self, item: Any, num_prompt_tokens: int, params: Any, num_cached_tokens: int, figures: Any
@@ -105,11 +138,56 @@ class StepRecorder:
         iteration.n_params_iter.append(1)
 
     def end(self, batch: Any) -> None:
-        """Record the step; also one without outputs, which carries the scheduler's figures."""
+        """The step is complete; also one without outputs, which carries the scheduler's figures."""
+        if self._manager is None:
+            return
+        merging, scheduler, iteration = self._merging, batch.scheduler_stats, self._iteration
+        self._has_outputs = self._has_outputs or bool(batch.outputs)
+        if merging is None:
+            self._engine, self._scheduler = batch.engine_index, scheduler
+            self.flush()
+            return
+        if batch.outputs:
+            merging.step(iteration.prompt_token_stats.computed + iteration.num_generation_tokens)
+        if scheduler is not None:
+            self._replace(scheduler)
+        self._engine = batch.engine_index
+        if len(iteration.finished_requests) >= MAX_FINISHED or merging.is_due(scheduler):
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+
+    def _replace(self, scheduler: Any) -> None:
+        """These figures instead of those that wait, if any."""
+        earlier, self._scheduler = self._scheduler, scheduler
+        if earlier is None:
+            return
+        if scheduler.prefix_cache_stats.reset:  # it forgets what came before, so that must be recorded now
+            self._manager.record(engine_idx=self._engine, scheduler_stats=earlier, iteration_stats=None)
+        else:
+            add_prefix_queries(earlier.prefix_cache_stats, scheduler.prefix_cache_stats)
+
+    def flush(self) -> None:
+        """Record what has not been recorded yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        iteration, scheduler, has_outputs = self._iteration, self._scheduler, self._has_outputs
+        if iteration is None:
+            return
+        self._iteration, self._scheduler, self._has_outputs = None, None, False
+        self._manager.record(
+            engine_idx=self._engine,
+            scheduler_stats=scheduler,
+            iteration_stats=iteration if has_outputs else None,
+            mm_cache_stats=self._renderer.stat_mm_cache(),
+        )
+        if self._merging is not None:
+            self._merging.flushed()
+
+    def close(self) -> None:
+        """Record the rest, and leave vLLM's loggers as they were found."""
         if self._manager is not None:
-            self._manager.record(
-                engine_idx=batch.engine_index,
-                scheduler_stats=batch.scheduler_stats,
-                iteration_stats=self._iteration if batch.outputs else None,
-                mm_cache_stats=self._renderer.stat_mm_cache(),
-            )
+            self.flush()
+        if self._merging is not None:
+            self._merging.close()

@@ -19,6 +19,7 @@ from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
 from backend.vllm_media import MediaReader
 from backend.vllm_metrics import StepRecorder
+from backend.vllm_outputs import outputs_of
 from backend.vllm_request import LONG_PACKED_TOKENS, Reasoning, engine_request, is_slow, refusal
 
 logger = logging.getLogger(__name__)
@@ -72,9 +73,10 @@ class StepPath:
         self._ids: dict[Key, str] = {}
         self._requests: dict[str, StepRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._outputs = outputs_of(self._core, self._take, self._broken)
 
     def start(self) -> None:
-        self._spawn(self._read())
+        self._outputs.start()
 
     def submit(self, key: Key, job: Job) -> None:
         request_id = self._ids[key] = str(next(self._numbers))
@@ -94,6 +96,8 @@ class StepPath:
         self._requests.clear()
         for task in tasks:
             task.cancel()
+        await self._outputs.close()
+        self._recorder.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- to the engine -------------------------------------------------------------------------------------
@@ -142,12 +146,10 @@ class StepPath:
 
     # -- from the engine -----------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
-        while True:
-            batch = await self._core.get_output_async()
-            outputs = self._sort(batch)
-            if outputs:
-                self.events.step(outputs)
+    def _take(self, batch: Any) -> None:
+        outputs = self._sort(batch)
+        if outputs:
+            self.events.step(outputs)
 
     def _sort(self, batch: Any) -> list[Output]:
         """A step's outputs by key. Outputs of aborted requests are nobody's any more."""
@@ -196,7 +198,10 @@ class StepPath:
         """Whatever a task could not handle means that the engine, or what we know of it, is broken."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.events.died(f"{type(error).__name__}: {refusal(error)}")
+            self._broken(error)
+
+    def _broken(self, error: BaseException) -> None:
+        self.events.died(f"{type(error).__name__}: {refusal(error)}")
 
 
 def _first(item: Any, entry: StepRequest, step_s: float) -> Extra:
