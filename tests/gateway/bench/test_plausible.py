@@ -23,7 +23,7 @@ def test_what_can_be_true_is_the_same_object() -> None:
     assert all(before is after for before, after in zip(told, plausible(told), strict=True))
 
 
-@pytest.mark.parametrize("count", [HUGE, MAX_COUNT + 1, -1])
+@pytest.mark.parametrize("count", [HUGE, MAX_COUNT + 1, -1], ids=["huge", "above", "negative"])
 @pytest.mark.parametrize("name", ["prompt_tokens", "output_tokens", "cached_tokens"])
 def test_an_impossible_count_is_as_if_not_told(name: str, count: int) -> None:
     (found,) = plausible([sample(**{name: count})])
@@ -31,7 +31,9 @@ def test_an_impossible_count_is_as_if_not_told(name: str, count: int) -> None:
     assert found.frames_s == sample().frames_s
 
 
-@pytest.mark.parametrize("value", [HUGE, 1e308, MAX_MS * 1.01, -0.5, float("nan"), float("inf"), "1", [1]])
+@pytest.mark.parametrize(
+    "value", [pytest.param(HUGE, id="huge"), 1e308, MAX_MS * 1.01, -0.5, float("nan"), float("inf"), "1", [1]]
+)
 def test_an_impossible_time_is_left_out(value: object) -> None:
     timings: dict[str, Any] = {"queue_ms": value, "ttft_ms": 2.0}
     assert plausible([sample(timings=timings)])[0].timings == {"ttft_ms": 2.0}
