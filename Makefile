@@ -9,7 +9,7 @@ ARGS ?=
 PARALLEL ?= -n 3 --dist loadgroup
 # Tests and benchmarks start a thousand processes: compiled modules are kept, whatever the shell's habit.
 unexport PYTHONDONTWRITEBYTECODE
-# Without the one that installs other programs.
+# Without those that install other programs.
 BENCHES ?= $(filter-out bench_peers bench_agreement,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/bench_*.py)))
 
 .DEFAULT_GOAL := help

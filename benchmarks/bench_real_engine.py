@@ -1,7 +1,7 @@
 """TTFT and throughput of the real engine: through Headrace, and straight to vLLM's own API server.
 
-Embedded model on the CPU, the same chats for all, closed loop. Three ways, one engine at a time since two
-would share the cores: vLLM's server as its users start it (`direct`); the gateway in front of that very
+Embedded model on the CPU, chats of the same lengths, four at a time. Three ways, one engine at a time since
+two would share the cores: vLLM's server as its users start it (`direct`); the gateway in front of that very
 server (`upstream`), in turn with `direct`; and the gateway with a worker of its own (`headrace`). Two kinds
 of chats: `new` ones share nothing; `shared` ones have a system prompt of some 600 tokens in common and go on
 for four turns. Servers start anew for each run, in the order A B B A, so that a machine that slows down is
@@ -52,36 +52,37 @@ class Figures:
         self.tokens_per_s: dict[tuple[str, str], list[float]] = defaultdict(list)
 
 
-def new_chats(num: int, seed: int) -> list[list[dict[str, Any]]]:
-    """Chats of one turn that have nothing in common but the template."""
-    return [[_user(prompt(NEW_WORDS, 1000 * seed + number))] for number in range(num)]
+def new_chats(num: int, seed: int) -> list[list[list[dict[str, Any]]]]:
+    """Conversations of one turn that have nothing in common but the template."""
+    return [[[_user(prompt(NEW_WORDS, 1000 * seed + number))]] for number in range(num)]
 
 
-def shared_chats(num: int, seed: int) -> list[list[dict[str, Any]]]:
-    """Chats with one system prompt, each as its turns grow; the answers in between are always the same."""
+def shared_chats(num: int, seed: int) -> list[list[list[dict[str, Any]]]]:
+    """Conversations with one system prompt, each a list of turns; the answers in between are given."""
     system = {"role": "system", "content": prompt(SYSTEM_WORDS, 77_000 + seed)}
-    chats = []
+    conversations = []
     for number in range(num):
-        messages = [system]
+        messages, turns = [system], []
         for turn in range(NUM_TURNS):
             messages = [*messages, _user(prompt(TURN_WORDS, 50_000 + 1000 * seed + 10 * number + turn))]
-            chats.append(messages)
+            turns.append(messages)
             messages = [*messages, {"role": "assistant", "content": prompt(20, number * 10 + turn)}]
-    return chats
+        conversations.append(turns)
+    return conversations
 
 
 def _user(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-async def run(way: Way, chats: Sequence[list[dict[str, Any]]], num_in_flight: int) -> list[StreamResult]:
-    """All chats in their order, so many at a time."""
-    waiting = iter(chats)
+async def run(way: Way, conversations: Sequence[list[list[dict[str, Any]]]]) -> list[StreamResult]:
+    """All turns, so many conversations at a time, the turns of each one after another."""
+    waiting = iter(conversations)
 
     async def one_after_another() -> list[StreamResult]:
-        return [await _ask(way, messages) for messages in waiting]
+        return [await _ask(way, turn) for conversation in waiting for turn in conversation]
 
-    done = await asyncio.gather(*(one_after_another() for _ in range(num_in_flight)))
+    done = await asyncio.gather(*(one_after_another() for _ in range(NUM_IN_FLIGHT)))
     return [result for results in done for result in results]
 
 
@@ -97,14 +98,13 @@ async def _ask(way: Way, messages: list[dict[str, Any]]) -> StreamResult:
 async def measure(ways: Sequence[Way], figures: Figures, num_chats: int, seed: int) -> None:
     """Each way once, each with texts of its own: one engine behind two ways would have the others' cached."""
     for number, way in enumerate(ways):
-        await run(way, new_chats(2, 900 + 10 * seed + number), 1)  # warm-up
-        # A conversation's turns follow each other, so as many chats in flight as there are conversations.
+        await run(way, new_chats(2, 900 + 10 * seed + number))  # warm-up
         for kind, chats in (
             ("new", new_chats(num_chats, 100 * seed + number)),
-            ("shared", shared_chats(max(1, num_chats // NUM_TURNS), 100 * seed + number)),
+            ("shared", shared_chats(num_chats // NUM_TURNS, 100 * seed + number)),
         ):
             started_s = monotonic()
-            results = await run(way, chats, NUM_IN_FLIGHT if kind == "new" else 1)
+            results = await run(way, chats)
             took_s = monotonic() - started_s
             figures.ttft_ms[way.name, kind] += [
                 (result.first_s - result.started_s) * 1e3 for result in results if result.first_s is not None
@@ -143,7 +143,7 @@ def report_of(figures: Figures, report: Report) -> None:
             report.add(f"{way}_{kind}_ttft_ms", figures.ttft_ms[way, kind], "ms")
             report.add(f"{way}_{kind}_ttft_p99_ms", percentile(figures.ttft_ms[way, kind], 0.99), "ms")
             report.add(f"{way}_{kind}_tokens_per_s", figures.tokens_per_s[way, kind], "1/s")
-    # "No worse" with 5 % for the noise of a shared machine; better where prefixes are shared.
+    # "No worse" has 5 % for the noise of a shared machine. With shared prefixes it is to be better.
     for way in ("upstream", "headrace"):
         for kind in ("new", "shared"):
             limit = 1.0 if (way, kind) == ("headrace", "shared") else 1.05
@@ -152,7 +152,7 @@ def report_of(figures: Figures, report: Report) -> None:
             metrics = report.metrics
             report.goal(f"{way}_{kind}_ttft_vs_direct", metrics[ttft] / metrics[base_ttft], limit, "x")
             share = metrics[rate] / metrics[base_rate]
-            report.goal(f"{way}_{kind}_tokens_per_s_vs_direct", share, 0.95, "x", at_most=False)
+            report.goal(f"{way}_{kind}_tokens_per_s_vs_direct", share, 1 / limit, "x", at_most=False)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -173,7 +173,7 @@ def main(arguments: argparse.Namespace) -> int:
             with server(inner, model, rules) as ways:
                 # In turn, and the other way round the next time.
                 order = ways if number < 2 else ways[::-1]
-                uvloop.run(measure(order, figures, 8 if arguments.quick else 24, number))
+                uvloop.run(measure(order, figures, 16 if arguments.quick else 32, number))
     report_of(figures, report)
     return report.close()
 

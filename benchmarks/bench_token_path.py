@@ -7,8 +7,8 @@ changes less than wall time, but caches are shared: compare what one run prints.
 
 Verdict: a third is ours, the rest is the write to the socket, the floor that a bare send has as well. What
 grows with the number of streams is not work: a stream's objects are cold when its token comes, so a token
-costs what it touches. The losers were uvicorn's `send` for each chunk (eight cold objects, 4 us at 400
-streams), all stages of the way out for each token (six), and ten looks a second at every stream (1 us each).
+costs what it touches. The losers were uvicorn's `send` for each chunk, all stages of the way out for each
+token, and ten looks a second at every stream; figures are in `benchmarks/PROFILE.md`.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from benchmarks.tiny_model import MAX_MODEL_LEN
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 # The requirement, and the name in the table. vllm-router is the Rust router of the vLLM project;
-# production-stack's Python router of the same name is another program. LiteLLM's version is from before
-# 1.107.0, a release that a stranger had published and that was withdrawn.
+# production-stack's Python router of the same name is another program. The versions are pinned so
+# that runs can be compared.
 PINS: Final[Mapping[str, tuple[str, str]]] = {
     "litellm": ("litellm[proxy]==1.105.0", "LiteLLM proxy 1.105.0"),
     "vllm-router": ("vllm-router==0.1.17", "vllm-router 0.1.17"),

@@ -1,9 +1,9 @@
 """The way of a streamed body past uvicorn's `send`: its chunks go to the transport as they are pushed.
 
 `send` is a coroutine that is made, run and thrown away for each message, which is a dict; it looks at six
-objects of the request to write one chunk. With many streams each of them is cold: it costs 1.3 us a token
-with 20 streams and 4 with 400, while the bytes are the same. Head and end of a response still go through
-`send`, and so does every chunk while the client does not read.
+objects of the request to write one chunk. With many streams each of them is cold; what that costs a token is
+in `benchmarks/PROFILE.md`. Head and end of a response still go through `send`, and so does every chunk while
+the client does not read.
 
 Not here: what waits for a slow client (`gateway/outlet.py`).
 """

@@ -1,8 +1,8 @@
 """The clock of all open requests: one task that looks ten times a second at those that are due.
 
 A timer per request would cost more to move at every token than this costs in total. Ten times a second, so
-that a deadline reaches the worker within 200 ms. A look takes 1 to 2 us, for all that it reads is cold: with
-20 tokens a second that is 1 us a token. So an answer says when the next look may be.
+that a deadline reaches the worker within 200 ms. A look takes 1 to 2 us, for all that it reads is cold, and
+with 20 tokens a second half of that is a token's. So an answer says when the next look may be.
 """
 
 from __future__ import annotations

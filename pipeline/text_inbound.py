@@ -37,6 +37,8 @@ CHAT_TARGET: Final = "/v1/chat/completions"
 COMPLETION_TARGET: Final = "/v1/completions"
 _CHARACTERS_PER_TOKEN: Final = 4  # English and code; it only weighs prompts against each other
 _AFFINITY_CHARS: Final = 1024  # some 256 tokens: the system prompt and what follows it
+_AFFINITY_TEXTS: Final = 16  # that they are looked for in
+_AFFINITY_IDS: Final = 256
 _AFFINITY_BYTES: Final = 8
 _PART_SEPARATOR: Final = ""  # servers join parts in several ways: a word that was cut is found when joined
 
@@ -172,11 +174,11 @@ def _measure(request: ChatRequest | CompletionRequest, index: int) -> tuple[int,
     """How many characters a prompt has, and a hash of its beginning."""
     if isinstance(request, ChatRequest):
         texts = [text for message in request.messages for text in _texts(message)]
-        return sum(map(len, texts)), _hash("\0".join(texts[:_AFFINITY_CHARS])[:_AFFINITY_CHARS])
+        return sum(map(len, texts)), _hash("\0".join(texts[:_AFFINITY_TEXTS])[:_AFFINITY_CHARS])
     prompt = request.prompts[index]
     if isinstance(prompt, str):
         return len(prompt), _hash(prompt[:_AFFINITY_CHARS])
-    return _CHARACTERS_PER_TOKEN * len(prompt), _hash(str(prompt[:_AFFINITY_CHARS]))
+    return _CHARACTERS_PER_TOKEN * len(prompt), _hash(str(prompt[:_AFFINITY_IDS]))
 
 
 def _texts(message: Mapping[str, Json]) -> Iterator[str]:
