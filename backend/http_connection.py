@@ -80,8 +80,7 @@ class HttpConnection(asyncio.Protocol):
         self._exchange = exchange
         self._take = exchange.receiver.data
         first = head + body if 0 < len(body) <= PIECE_BYTES else head
-        if self.num_ended:  # else it is read in any case
-            self.delivery.begins(len(first))
+        self.delivery.begins(len(first))
         self._transport.write(first)
         if len(body) > PIECE_BYTES:
             self._unsent = memoryview(body)
@@ -235,7 +234,8 @@ class HttpConnection(asyncio.Protocol):
             self._turn(data)
 
     def _is_unread(self) -> bool:
-        return self.num_ended > 0 and self.delivery.is_none()
+        """Not so of a fresh connection: whatever comes there, comes for its request."""
+        return self.delivery.is_none() and self.num_ended > 0
 
     def _was_early(self) -> bool:
         """Whether the first bytes came before the request was there: then they are no response to it."""

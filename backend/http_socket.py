@@ -23,31 +23,35 @@ _SYN: Final = 1
 class Delivery:
     """Of one connection: whether what was written last has come to the other machine."""
 
-    __slots__ = ("_num_acked", "_num_bytes", "_socket", "_transport")
+    __slots__ = ("_num_acked", "_num_bytes", "_poll", "_socket", "_transport")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._socket: Any = transport.get_extra_info("socket")
         self._num_acked: int | None = None
         self._num_bytes = 0
+        self._poll = select.poll()
+        if self._socket is not None:
+            self._poll.register(self._socket.fileno(), select.POLLIN)
 
     def has_input(self) -> bool:
         """Whether bytes, an end or an error wait for the event loop."""
-        if self._socket is None:
-            return False
-        poll = select.poll()
-        poll.register(self._socket.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._poll.poll(0))
 
     def begins(self, num_bytes: int) -> None:
-        """So many bytes are about to be written. All before them have been received."""
+        """So many bytes are about to be written."""
         self._num_bytes = num_bytes
-        self._num_acked = _num_acked(self._socket)
 
     def is_none(self) -> bool:
-        """Whether not one of them has come to the other machine; False where that is not known."""
-        if self._num_acked is not None:
-            return _num_acked(self._socket) == self._num_acked
+        """Whether not one of them has come to the other machine; False where that is not known.
+
+        All that was acknowledged when this was asked for the last time, was of what came before: so it is to
+        be asked once for each response.
+        """
+        before, now = self._num_acked, _num_acked(self._socket)
+        self._num_acked = now
+        if before is not None and now is not None:
+            return now == before
         return self._transport.get_write_buffer_size() >= self._num_bytes
 
 

@@ -311,9 +311,9 @@ async def test_what_a_server_says_before_the_request_has_reached_it_is_no_respon
 ) -> None:
     """A second response to the request before, which is on its way while the next one is sent."""
     async with by_hand() as server, client_of() as client:
+        monkeypatch.setattr(http_socket, "_num_acked", lambda sock: 100)
         await server.served(client, b"first")
         monkeypatch.setattr(Delivery, "has_input", lambda self: False)
-        monkeypatch.setattr(http_socket, "_num_acked", lambda sock: 100)
         server.answer(b"secret")
         receiver = Kept()
         client.send(server.origin, POST, receiver)
@@ -417,8 +417,7 @@ async def test_an_abort_while_connecting_leaves_no_connection() -> None:
             call.abort()
             call.pause()
             call.resume()
-            await asyncio.sleep(0.01)
-            assert client.num_connections == 0
+            await until(lambda: not client.num_connections)
             assert not receiver.end
         await until(lambda: num_gone == served.num_connections > 0)
 
@@ -503,10 +502,8 @@ async def test_a_paused_call_reads_no_more_than_the_sockets_hold_and_loses_nothi
         receiver.on_data = lambda _: call.pause()
         call = client.send(served.origin, GET, receiver)
         await receiver.has_data.wait()
-        seen = -1
-        while seen != num_sent:  # until the server is stuck
-            seen = num_sent
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(LIMIT_S):
+            await served.peers[0].stuck()
         assert len(receiver.body) <= 1 << 19
         assert num_sent < len(body)
         receiver.on_data = None
@@ -518,12 +515,21 @@ async def test_a_paused_call_reads_no_more_than_the_sockets_hold_and_loses_nothi
 
 @on_both_loops
 async def test_a_call_that_is_paused_before_its_connection_is_there_stays_paused() -> None:
-    async with serving(answer_all) as served, client_of() as client:
+    has_answered = asyncio.Event()
+
+    async def script(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.answer(b"")
+        has_answered.set()
+        await peer.gone()
+
+    async with serving(script) as served, client_of() as client:
         receiver = Kept()
         call = client.send(served.origin, GET, receiver)
         call.pause()
-        await until(lambda: served.num_connections == 1)
-        await asyncio.sleep(0.02)
+        await until(has_answered.is_set)
+        for _ in range(20):  # the answer is in the socket
+            await asyncio.sleep(0)
         assert not receiver.status
         call.resume()
         await receiver.over.wait()
@@ -636,15 +642,15 @@ async def test_time_limits_are_faults_that_name_them() -> None:
         await peer.gone()
 
     async with serving(script) as served:
-        async with client_of(head_s=0.05) as client:
+        async with client_of() as client:
             for began in (False, True):
                 receiver = Kept()
-                client.send(served.origin, GET, receiver)
+                client.send(served.origin, GET, receiver, 0.05)
                 if began:
                     await until(lambda: served.num_connections == 2)
                 await receiver.over.wait()
                 assert isinstance(receiver.fault, HttpTimeout)
-                assert "within head_s, 0.05 s" in str(receiver.fault)
+                assert "not answered within 0.05 s" in str(receiver.fault)
         async with client_of() as client:
             with pytest.raises(HttpTimeout, match=r"within 0.05 s"):
                 await client.fetch(served.origin, GET, 0.05, 100)
@@ -656,18 +662,25 @@ async def test_time_limits_are_faults_that_name_them() -> None:
 
 @on_both_loops
 async def test_the_heads_limit_is_not_the_streams() -> None:
+    waits_on: list[asyncio.Event] = []
+
     async def script(peer: Peer, number: int) -> None:
+        waits_on.append(asyncio.Event())
         await peer.request()
         await peer.say(CHUNKED)
-        await asyncio.sleep(0.1)
+        await waits_on[number].wait()
         await peer.say(b"2\r\nhi\r\n0\r\n\r\n")
 
-    async with serving(script) as served, client_of(head_s=0.05) as client:
-        receiver = Kept()
-        client.send(served.origin, GET, receiver)
+    async with serving(script) as served, client_of() as client:
+        receiver, head_s = Kept(), 0.02
+        while not receiver.status:  # a busy machine needs longer
+            receiver, head_s = Kept(), head_s * 2
+            client.send(served.origin, GET, receiver, head_s)
+            await until(lambda told=receiver: told.status or told.end)
+        await asyncio.sleep(head_s * 1.5)  # of the loop whose timer would be due before
+        waits_on[-1].set()
         await receiver.over.wait()
-        if receiver.status:  # else the machine was busy for those 50 ms
-            assert receiver.end == "ended"
+        assert receiver.end == "ended"
 
 
 @on_both_loops

@@ -646,13 +646,29 @@ async def test_a_request_leaves_one_line_and_one_count_and_no_text() -> None:
 async def test_a_stale_connection_to_the_upstream_is_no_fault_of_the_client() -> None:
     async def script(peer: Peer, number: int) -> None:
         await peer.request()
-        await peer.answer(b"%d" % number)
-        if number == 0:
-            await peer.request()  # and leaves without a word
+        await peer.answer(b"%d" % number)  # and leaves without a word
 
     async with passing(script) as (service, _):
-        assert (await service.ask())[2] == b"0"
-        assert (await service.ask())[2] == b"1"
+        for number in range(5):
+            assert (await service.ask())[2] == b"%d" % number
+
+
+async def test_a_request_that_its_server_has_read_is_not_sent_again() -> None:
+    num_requests = 0
+
+    async def script(peer: Peer, number: int) -> None:
+        nonlocal num_requests
+        while True:
+            _, _, body = await peer.request()
+            num_requests += 1
+            if body != BODY:
+                return
+            await peer.answer(b"whole")
+
+    async with passing(script) as (service, _):
+        assert (await service.ask())[2] == b"whole"
+        assert (await service.ask(body=BODY + b" "))[0] == 502
+        assert num_requests == 2
 
 
 async def test_an_unexpected_fault_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
