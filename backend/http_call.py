@@ -29,7 +29,7 @@ class HttpTimeout(HttpFault):
 class Call:
     """A request on its way; an `HttpCall` for who sent it, an `Exchange` for the connection.
 
-    `on_stale` asks for a fresh connection. `head_s` bounds the time from the request to the response's head.
+    `on_stale` asks for a fresh connection. `head_s` bounds the time from the connection to the response's head.
     Raises `ValueError` for what cannot be written as HTTP.
     """
 
@@ -139,7 +139,7 @@ class Call:
 
     def _late(self, head_s: float) -> None:
         began = self._connection is not None and self._connection.has_byte
-        self.fail(HttpTimeout(f"{name_of(self.origin)} has not answered within head_s, {head_s:g} s", began))
+        self.fail(HttpTimeout(f"{name_of(self.origin)} has not answered within {head_s:g} s", began))
 
     def _end(self) -> None:
         self.is_over = True

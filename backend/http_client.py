@@ -23,14 +23,13 @@ from backend.http_ports import Headers, HttpCall, HttpFault, HttpRequest, Origin
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """`connect_s` is for a connection and its TLS handshake, `head_s` from a request to its response's head.
+    """`connect_s` is for a connection and its TLS handshake.
 
     `keep_alive_s` is less than the 5 s of uvicorn, which serves vLLM and SGLang: who closes first meets no
     race. `max_idle` is per origin.
     """
 
     connect_s: float = 5.0
-    head_s: float | None = None
     max_head_bytes: int = 64 << 10
     keep_alive_s: float = 4.0
     max_idle: int = 256
@@ -69,12 +68,15 @@ class HttpClient:
     def num_idle(self) -> int:
         return sum(map(len, self._idle.values()))
 
-    def send(self, origin: Origin, request: HttpRequest, receiver: Receiver) -> HttpCall:
+    def send(
+        self, origin: Origin, request: HttpRequest, receiver: Receiver, head_s: float | None = None
+    ) -> HttpCall:
         """Start a request and return at once; whatever fails comes to the receiver, later.
 
+        `head_s`: from the time when it has a connection to its response's head; then `HttpTimeout`.
         Raises `ValueError` for a request that cannot be written as HTTP, say with a line break in a header.
         """
-        call = Call(origin, request, receiver, self._limits.head_s, self._open_for)
+        call = Call(origin, request, receiver, head_s, self._open_for)
         if (connection := self._take(origin)) is not None:
             call.start(connection)
         else:

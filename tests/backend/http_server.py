@@ -55,6 +55,15 @@ class Peer:
     async def answer(self, body: bytes, head: bytes = b"HTTP/1.1 200 OK") -> None:
         await self.say(b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body))
 
+    async def stuck(self) -> None:
+        """Returns when the kernel takes no more of what is said, look after look: the client does not read."""
+        num_same, seen = 0, 0
+        while num_same < 40:
+            left = self.writer.transport.get_write_buffer_size()
+            num_same = num_same + 1 if left == seen > 0 else 0
+            seen = left
+            await asyncio.sleep(0.001)
+
     async def gone(self) -> None:
         """Returns when the client has closed; whatever it sends until then is dropped."""
         while True:
