@@ -124,12 +124,14 @@ async def test_stream_that_stays_open_after_its_finish_holds_the_answer_up_for_a
     assert (played.sink.ids, played.end, played.load.num_requests) == ([5], "stop", 0)
     await until(lambda: played.is_aborted)
     assert not played.host.noted_errors
-    aborted = Played(CompletionsWire())
-    aborted.answer.begun(200, ())
-    aborted.answer.data(completion_event([5], "stop"))
+    whole, aborted = Played(CompletionsWire()), Played(CompletionsWire())
+    for each in (whole, aborted):
+        each.answer.begun(200, ())
+        each.answer.data(completion_event([5], "stop"))
+    whole.answer.data(DONE)
     aborted.answer.abort()
     await asyncio.sleep(0.05)
-    assert not aborted.sink.ended.done()
+    assert (whole.sink.num_calls, aborted.sink.num_calls) == (1, 0), "told once, or not at all"
 
 
 async def test_answer_that_is_json_is_read_whole() -> None:

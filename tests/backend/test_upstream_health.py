@@ -281,12 +281,14 @@ async def test_name_that_is_listed_twice_is_served_once_and_odd_contexts_are_unk
         {"id": "m", "max_model_len": 5},
         {"id": "less", "max_model_len": -1},
         {"id": "huge", "max_model_len": 1 << 60},
+        {"id": "large", "max_model_len": 1 << 40},
+        {"id": "word", "max_model_len": "4096", "parent": 7},
     )
     async with playing(tmp_path, vllm) as (_, it):
         await it.ready()
-        assert it.server.status().models == ("m", "none", "less", "huge")
+        assert it.server.status().models == ("m", "none", "less", "huge", "large", "word")
         lengths = [it.server.max_model_len(name) for name in it.server.status().models]
-        assert lengths == [2048, *[UNKNOWN_MODEL_LEN] * 3]
+        assert lengths == [2048, *[UNKNOWN_MODEL_LEN] * 5]
 
 
 async def test_names_that_no_model_can_have_are_left_out_and_told_once(

@@ -478,6 +478,15 @@ def test_call_may_be_numbered_and_named_in_any_way() -> None:
         call = {"index": index, "id": 5, "type": 7, "function": {"name": "f", "arguments": "{}"}}
         sink, _ = read(data(chunk({"tool_calls": [call]}), chunk({}, "tool_calls"), b"[DONE]"))
         assert sink.calls == [("f", None, "{}")]
+    deltas = [
+        {"tool_calls": [{"index": place, "function": function}]}
+        for place, function in (
+            *(("0", {"name": "f", "arguments": "["}), ("1", {"name": "g", "arguments": "{"})),
+            *(("0", {"arguments": "]"}), ("1", {"arguments": "}"})),
+        )
+    ]
+    sink, _ = read(data(*map(chunk, deltas), chunk({}, "tool_calls"), b"[DONE]"))
+    assert sink.calls == [("f", None, "[]"), ("g", None, "{}")]
 
 
 LATE: list[Any] = [
