@@ -93,7 +93,7 @@ class Quota:
 
     def give_back(self, part: Part, num_turns: int) -> None:
         """So many turns of a part are not asked, for one before them has failed."""
-        if not part.is_warm_up:
+        if part.is_warm_up:
+            self._num_warm_up -= num_turns  # for others only if nothing has been measured yet
+        else:
             self._num_measured -= num_turns
-        elif self._measured_from_s is None:  # else the warm-up is over
-            self._num_warm_up -= num_turns

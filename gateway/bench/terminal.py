@@ -10,19 +10,15 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from gateway.bench.answer_frames import one_line
+from gateway.bench.phrases import one_line
 
 
 def open_streams() -> None:
     """Put the null device where the shell has closed a standard stream.
 
-    Else its number goes to the next socket, and Python has None for it, whose methods are missed.
+    Python has None for it, whose methods are missed. What is opened takes the lowest number that is free,
+    which is the stream's own; else the next socket would have it.
     """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (for good)
@@ -35,21 +31,7 @@ def say(message: str) -> None:
 
 
 def show(text: str, out: TextIO) -> None:
-    """Write all of it now. Raises `OSError`; then the stream takes no more, at the program's end neither.
-
-    Characters that the stream's encoding lacks are replaced.
-    """
+    """Write all of it now. Raises `OSError`. Characters that the stream's encoding lacks are replaced."""
     encoding = out.encoding or "utf-8"
-    try:
-        out.write(text.encode(encoding, "replace").decode(encoding))
-        out.flush()
-    except OSError:
-        _mute(out)
-        raise
-
-
-def _mute(out: TextIO) -> None:
-    with suppress(OSError, ValueError):  # one without a number is not the system's
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, out.fileno())
-        os.close(null)
+    out.write(text.encode(encoding, "replace").decode(encoding))
+    out.flush()

@@ -1,7 +1,11 @@
+import asyncio
+import gc
+import io
 import json
 import platform
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +195,28 @@ async def test_a_silent_server_is_told_to_be_waited_for(
             await run_session(given)
         expected = f"headrace: waiting for the first answer of {server.url}, at most 60 s (--timeout-s)\n"
         assert capsys.readouterr().err == (expected if told else "")
+
+
+async def test_a_terminal_that_takes_nothing_costs_the_progress_and_not_the_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Full(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    async with serving(answer_well) as server:
+        given = options(server, requests="2", concurrency="1", progress="on")
+        monkeypatch.setattr(sys, "stderr", Full())
+        outcome = await run_session(given)
+        monkeypatch.undo()
+    gc.collect()
+    assert [sample.error for sample in outcome.samples] == [None, None]
+    assert unheard == []
 
 
 async def test_what_a_server_tells_of_itself_may_not_take_longer_than_an_answer() -> None:
