@@ -12,6 +12,7 @@ from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost
 MAX_BODY_BYTES: Final = 64 << 10  # of a refusal, read for its words
 KEY_STATUSES: Final = frozenset((401, 403))
 _FULL: Final = frozenset((408, 429, 503))
+_GONE: Final = frozenset((404, 405))
 
 
 class UpstreamFault(EngineFailed):
@@ -32,8 +33,8 @@ def refusal(server: str, status: int, body: bytes) -> HeadraceError:
         return UpstreamFault(bad_key(server, status))
     if status in _FULL:
         return QueueFull(f"upstream {server} takes no more requests (HTTP {status})")
-    if status == 404:
-        return ModelGone(f"upstream {server} has no such route, or no longer this model (HTTP 404)")
+    if status in _GONE:
+        return ModelGone(f"upstream {server} has no such route, or no longer this model (HTTP {status})")
     if status < 400:
         return UpstreamFault(f"upstream {server} answered with HTTP {status} where 200 was expected")
     words, _ = body_words(body)

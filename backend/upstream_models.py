@@ -1,14 +1,21 @@
-"""A server's list of models, `GET /v1/models`, as vLLM, SGLang and most others write it."""
+"""A server's list of models, `GET /v1/models`, as vLLM, SGLang and most others write it.
+
+And what this machine has of them: which folder a model has is the settings'.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from backend.catalog import MisfitError
 from backend.lenient import count
+from backend.local_model import LocalModel, read_local_model
+from backend.upstream_faults import UpstreamFault
 from backend.upstream_ports import UNKNOWN_MODEL_LEN, ServedModel
 
 logger = logging.getLogger(__name__)
@@ -75,3 +82,29 @@ class ModelNames:
 
 def _is_name(name: str) -> bool:
     return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable()
+
+
+def local_models(
+    server: str, listed: Sequence[ServedModel], folder_of: Callable[[str], Path | None] | None
+) -> list[LocalModel | None]:
+    """What the gateway has of a server's models, each folder read once. `folder_of`: None for one of text.
+
+    Raises `MisfitError` where the gateway lacks what it needs, `UpstreamFault` for a server without models.
+    """
+    if not listed:
+        raise UpstreamFault(f"upstream {server} lists no model")
+    if folder_of is None:
+        return [None] * len(listed)
+    known: dict[Path, LocalModel] = {}
+    found: list[LocalModel | None] = []
+    for model in listed:
+        folder = folder_of(model.name)
+        if folder is None:
+            raise MisfitError(
+                f"upstream {server} serves {model.name!r}, and no tokenizer is given for it: "
+                f"tokenizer must name the folder of its tokenizer.json"
+            )
+        if folder not in known:
+            known[folder] = read_local_model(folder)
+        found.append(known[folder])
+    return found

@@ -99,7 +99,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is learned of a server once per connection."""
+    """What is learned of a server per connection, and again where its models or routes may have changed."""
 
     wire: TokenWire | TextWire
     api: str  # which of the server's APIs the wire uses, for operators
@@ -130,7 +130,10 @@ class UpstreamKind(Protocol):
         """All that it serves now; asked again every few seconds."""
 
     async def traits(self, ask: Ask, sends_defaults: bool) -> Traits:
-        """Once per connection. `sends_defaults`: calls hold the sampling defaults of the models' files."""
+        """Asked again after calls that went wrong, and with each new list of models.
+
+        `sends_defaults`: calls hold the sampling defaults of the models' files, of all of them.
+        """
 
     async def token_ids(self, ask: Ask, model: str, text: str) -> Sequence[int] | None:
         """What its own tokenizer makes of a text, without adding anything; None where it does not tell.

@@ -19,10 +19,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from backend.catalog import Catalog, MisfitError, ParserOf, no_parser
+from backend.catalog import Catalog, ParserOf, no_parser
 from backend.http_ports import HttpCall
 from backend.introduction import Introduced
-from backend.local_model import LocalModel, read_local_model
+from backend.local_model import LocalModel
 from backend.media_support import Support
 from backend.replica import READY, QueueBounds, WorkerStatus
 from backend.replica_life import ReplicaLife
@@ -32,7 +32,7 @@ from backend.upstream_doubts import BROKEN_GAP_S, UpstreamDoubts
 from backend.upstream_faults import ModelGone, UpstreamFault
 from backend.upstream_key import KeylessSink
 from backend.upstream_load import Share, UpstreamLoad
-from backend.upstream_models import ModelNames
+from backend.upstream_models import ModelNames, local_models
 from backend.upstream_ports import EngineStats, ServedModel, Traits, UpstreamKind
 from backend.upstream_probe import Http, UpstreamProbe
 from backend.upstream_tokenizer import FolderTokenizers, TokenizerCheck
@@ -94,6 +94,7 @@ class UpstreamServer(ReplicaLife):
         self._address = address
         self._kind = kind
         self._settings = settings
+        self._folder_of = None if kind.is_text else settings.tokenizer_of
         self._http = http
         self._probe = UpstreamProbe(http, address, settings.api_key, settings.stall_s)
         self._tokenizer = TokenizerCheck(kind, self._probe, self.key, settings.tokenizers)
@@ -220,7 +221,7 @@ class UpstreamServer(ReplicaLife):
         """`upstream_answer.Host`: a sink that submits again when it is told must find another server."""
         if isinstance(error, QueueFull):
             self._full_until_s = time.monotonic() + FULL_S
-        elif isinstance(error, ModelGone):
+        elif isinstance(error, ModelGone | UpstreamFault):  # vLLM says 403 of a route that is switched off
             self._doubts.missing(model)
         elif isinstance(error, WorkerLost) and not has_begun:
             self._doubts.broke(model)
@@ -232,16 +233,14 @@ class UpstreamServer(ReplicaLife):
         self._doubts = UpstreamDoubts()
         listed = self._names.named(await self._probe.told(self._kind.models(self._probe)))
         self._advance("load", "reading its models' files")
-        locals_ = await asyncio.to_thread(self._local_models, listed)
-        sends_defaults = all(local is None or local.default_sampling is not None for local in locals_)
-        self._traits = await self._probe.told(self._kind.traits(self._probe, sends_defaults))
-        await self._join(listed, locals_)
+        locals_ = await asyncio.to_thread(local_models, self.key, listed, self._folder_of)
+        await self._join(listed, locals_, await self._learn_traits(locals_))
         self._stats = await self._probe.told(self._kind.stats(self._probe))
         self.heard_s = time.monotonic()
         self.has_answered, self.misfit = True, None
         self.num_connects += 1
         self._advance("accept", "")
-        logger.info("worker %s is ready (%s)", self.key, self._traits.api)
+        logger.info("worker %s is ready (%s)", self.key, self.status().engine_path)
         await self._watch()
 
     async def _watch(self) -> None:
@@ -251,13 +250,26 @@ class UpstreamServer(ReplicaLife):
             has_broken = await self._doubts.broken_within(self._settings.heartbeat_s)
             await self._ask_stats(ANSWER_S if has_broken else None)
             self.heard_s = now_s = time.monotonic()
-            if self._doubts.of_models(now_s) or now_s >= next_look_s:
-                listed = self._names.named(await self._probe.told(self._kind.models(self._probe)))
+            if (is_in_doubt := self._doubts.of_models(now_s)) or now_s >= next_look_s:
                 next_look_s = now_s + self._settings.models_s
-                if listed != self._listed:
-                    await self._join(listed, await asyncio.to_thread(self._local_models, listed))
+                await self._look(is_in_doubt)
             if has_broken:
                 await asyncio.sleep(BROKEN_GAP_S)
+
+    async def _look(self, is_in_doubt: bool) -> None:
+        """Its models may have changed, and, after a call that went wrong, its routes under the same list."""
+        listed = self._names.named(await self._probe.told(self._kind.models(self._probe)))
+        if listed != self._listed:
+            locals_ = await asyncio.to_thread(local_models, self.key, listed, self._folder_of)
+            await self._join(listed, locals_, await self._learn_traits(locals_))
+        elif is_in_doubt and self._models is not None:
+            self._traits = await self._learn_traits([model.local for model in self._models.values()])
+
+    async def _learn_traits(self, locals_: Sequence[LocalModel | None]) -> Traits:
+        if self._kind.is_text and self._traits is not None and self.state is READY:
+            return self._traits  # its wire has learned from calls what the server refuses
+        sends_defaults = all(local is None or local.default_sampling is not None for local in locals_)
+        return await self._probe.told(self._kind.traits(self._probe, sends_defaults))
 
     async def _ask_stats(self, limit_s: float | None) -> None:
         try:
@@ -266,44 +278,25 @@ class UpstreamServer(ReplicaLife):
         except TimeoutError as error:
             raise WorkerStalled(f"upstream {self.key} broke a call, and has not answered since") from error
 
-    def _local_models(self, listed: Sequence[ServedModel]) -> list[LocalModel | None]:
-        """What the gateway has of these models. Raises `MisfitError` where it lacks what it needs."""
-        if not listed:
-            raise UpstreamFault(f"upstream {self.key} lists no model")
-        if self._kind.is_text:
-            return [None] * len(listed)
-        known: dict[Path, LocalModel] = {}
-        found: list[LocalModel | None] = []
-        for model in listed:
-            folder = self._settings.tokenizer_of(model.name)
-            if folder is None:
-                raise MisfitError(
-                    f"upstream {self.key} serves {model.name!r}, and no tokenizer is given for it: "
-                    f"tokenizer must name the folder of its tokenizer.json"
-                )
-            if folder not in known:
-                known[folder] = read_local_model(folder)
-            found.append(known[folder])
-        return found
-
-    async def _join(self, listed: Sequence[ServedModel], locals_: Sequence[LocalModel | None]) -> None:
-        """Take these models on, in the place of those that it had."""
+    async def _join(
+        self, listed: Sequence[ServedModel], locals_: Sequence[LocalModel | None], traits: Traits
+    ) -> None:
+        """Take these models on, in the place of those that it had, which keep their wire until then."""
         await self._probe.told(self._tokenizer.check(listed, locals_))
         models = {
-            served.name: _Model(self._info(served, local), local)
+            served.name: _Model(self._info(served, local, traits.block_size), local)
             for served, local in zip(listed, locals_, strict=True)
         }
         for model in models.values():
             await self._catalog.join(self, self.key, [model.info], partial(asyncio.to_thread, model.read))
         self._catalog.leave(self, but=models)
-        self._listed, self._models = listed, models
+        self._listed, self._models, self._traits = listed, models, traits
 
-    def _info(self, served: ServedModel, local: LocalModel | None) -> ModelInfo:
-        assert self._traits is not None
+    def _info(self, served: ServedModel, local: LocalModel | None, block_size: int) -> ModelInfo:
         return ModelInfo(
             name=served.name,
             max_model_len=served.max_model_len,
-            block_size=self._traits.block_size,
+            block_size=block_size,
             default_sampling={} if local is None else local.default_sampling or {},
             fingerprint=TEXT_FINGERPRINT if local is None else local.fingerprint,
             created=int(time.time()),

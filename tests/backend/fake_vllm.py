@@ -46,6 +46,7 @@ class FakeVllm:
         self.models: list[dict[str, Any]] = [{"id": "m", "max_model_len": 2048, "parent": None}]
         self.models_body: bytes | None = None  # instead of a list of them
         self.has_generate = True
+        self.missing_status = 403  # what it says of /generate where it has none
         self.api_key: str | None = None
         self.health = 200
         self.metrics = METRICS
@@ -141,7 +142,7 @@ class FakeVllm:
         self, writer: asyncio.StreamWriter, path: str, headers: dict[str, str], body: bytes
     ) -> None:
         if path.endswith("/generate") and not self.has_generate:
-            _write(writer, 403, DISABLED)
+            _write(writer, self.missing_status, DISABLED)
             return
         asked = msgspec.json.decode(body)
         if not asked:

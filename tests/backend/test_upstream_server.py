@@ -104,8 +104,7 @@ async def pooled(folder: Path, *servers: FakeVllm, **settings: Any) -> AsyncIter
 
 @pytest.mark.parametrize("has_generate", [True, False])
 async def test_call_goes_out_as_ids_and_comes_back_as_ids(tmp_path: Path, has_generate: bool) -> None:
-    model = make_tokenizer(tmp_path / "with")
-    (model / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [1, 2]}')
+    model = with_defaults(tmp_path / "with")
     async with (
         fake_vllm(has_generate=has_generate, cached_tokens=3) as server,
         pooled(tmp_path, server, tokenizer=model) as it,
@@ -219,6 +218,46 @@ async def test_model_that_is_gone_when_it_is_called_is_asked_for_again(tmp_path:
         assert isinstance(error, WorkerLost), "another server may have it"
         assert (error.status_hint, error.code) == (404, "not_served")
         await until(lambda: [info.name for info in it.pool.models()] == ["other"])
+
+
+def with_defaults(folder: Path) -> Path:
+    """A model whose calls hold its sampling defaults."""
+    model = make_tokenizer(folder)
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [1, 2]}')
+    return model
+
+
+async def test_model_without_defaults_that_joins_later_gets_the_servers_own(tmp_path: Path) -> None:
+    """`/inference/v1/generate` would sample it at a temperature of 1."""
+    folders = {"m": with_defaults(tmp_path / "with"), "bare": make_tokenizer(tmp_path / "bare")}
+    async with fake_vllm() as server, pooled(tmp_path, server, tokenizer_of=folders.get) as it:
+        await it.all_ready()
+        await it.ask()
+        server.models.append({"id": "bare"})
+        await until(lambda: it.upstreams[0].serves("bare"))
+        for model in ("bare", "m"):
+            assert (await it.ask(model=model)).ended.result() == "length"
+        server.models.pop()
+        await until(lambda: not it.upstreams[0].serves("bare"))
+        await it.ask()
+        apis = ["generate", "completions", "completions", "generate"]
+        assert [path.rsplit("/", 1)[-1] for path, _, _ in server.calls] == apis
+        assert [state for _, state in it.changes] == ["ready"]
+
+
+@pytest.mark.parametrize("status", [403, 404, 405])
+async def test_route_that_is_gone_is_used_no_more_though_the_list_is_the_same(
+    tmp_path: Path, status: int
+) -> None:
+    model = with_defaults(tmp_path / "with")
+    async with fake_vllm() as server, pooled(tmp_path, server, models_s=1000, tokenizer=model) as it:
+        await it.all_ready()
+        assert (await it.ask()).ended.result() == "length"
+        server.missing_status, server.has_generate = status, False
+        assert isinstance((await it.ask()).ended.result(), HeadraceError)
+        await until(lambda: it.pool.statuses()[0].engine_path == "completions")
+        assert (await it.ask()).ended.result() == "length"
+        assert [state for _, state in it.changes] == ["ready"]
 
 
 async def test_linked_worker_and_upstream_server_serve_one_model_side_by_side(tmp_path: Path) -> None:
