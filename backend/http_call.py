@@ -29,8 +29,8 @@ class HttpTimeout(HttpFault):
 class Call:
     """A request on its way; an `HttpCall` for who sent it, an `Exchange` for the connection.
 
-    `on_stale` asks for a fresh connection. `head_s` bounds the time from the connection to the response's head.
-    Raises `ValueError` for what cannot be written as HTTP.
+    `on_stale` asks for a fresh connection. `head_s` bounds the time from the connection to the
+    response's head. Raises `ValueError` for what cannot be written as HTTP.
     """
 
     __slots__ = (

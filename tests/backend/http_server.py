@@ -56,7 +56,7 @@ class Peer:
         await self.say(b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body))
 
     async def stuck(self) -> None:
-        """Returns when the kernel takes no more of what is said, look after look: the client does not read."""
+        """Returns when the kernel takes no more of what is said: the client does not read."""
         num_same, seen = 0, 0
         while num_same < 40:
             left = self.writer.transport.get_write_buffer_size()
