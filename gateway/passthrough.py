@@ -44,8 +44,6 @@ from pipeline.errors import (
     Draining,
     HeadraceError,
     InvalidRequest,
-    NoWorker,
-    UnknownModel,
     WorkerLost,
     WorkerStalled,
 )
@@ -64,22 +62,39 @@ class UpstreamTarget:
     name: str = ""
 
 
+class Place(Protocol):
+    """One request's place at a server, which it takes until `release`."""
+
+    @property
+    def target(self) -> UpstreamTarget: ...
+
+    def begun(self, status: int) -> None:
+        """The response has."""
+
+    def lost(self, error: WorkerLost) -> None:
+        """The connection was, before any of the response had come."""
+
+    def release(self) -> None:
+        """The request is over. Idempotent."""
+
+
 class Choose(Protocol):
-    def __call__(self, model: str | None) -> UpstreamTarget | None:
-        """A server that is ready for this model, or any if it is None. None: there is no such server."""
+    def __call__(self, model: str | None) -> Place:
+        """At a server of this model, or at any for None. Raises `UnknownModel`, `NoWorker`, `QueueFull`."""
 
 
 class Sender(Protocol):
     """`backend.http_client.HttpClient`."""
 
-    def send(self, origin: Origin, request: HttpRequest, receiver: Receiver) -> HttpCall: ...
+    def send(
+        self, origin: Origin, request: HttpRequest, receiver: Receiver, head_s: float | None = None
+    ) -> HttpCall: ...
 
 
 class Passthrough:
     """ASGI app of `/v1/*`. `has_rules`: content rules are in force, which see nothing of what is passed.
 
-    Then only routes without text in their answers are passed. `head_limit_s`: from the request to the head of
-    its response.
+    Then only routes without text in their answers are passed. `head_limit_s`: until a response's head.
     """
 
     def __init__(
@@ -125,11 +140,17 @@ class _Passed(Endpoint):
         target = self._checked(exchange)
         body = await exchange.read_body(owner.body.max_bytes, owner.body.limit_s)
         self._num_body_bytes = len(body)
-        upstream = self._chosen(record, model_of(exchange.headers.get(b"content-type", b""), body))
-        headers = request_headers(self._headers, upstream.headers, record.request_id)
-        request = HttpRequest(self._method, upstream.prefix + target, headers, body)
-        passage = self._passage = _Passage(exchange, upstream, self.reader.limit_s)
-        await self._pass(exchange, passage, request)
+        model = model_of(exchange.headers.get(b"content-type", b""), body)
+        place = owner.choose(model)
+        try:
+            upstream = place.target
+            record.worker, record.model = upstream.name, model or ""
+            headers = request_headers(self._headers, upstream.headers, record.request_id)
+            request = HttpRequest(self._method, upstream.prefix + target, headers, body)
+            passage = self._passage = _Passage(exchange, place, self.reader.limit_s)
+            await self._pass(exchange, passage, request)
+        finally:
+            place.release()
         await self.flush(exchange)
 
     def _checked(self, exchange: Exchange) -> str:
@@ -148,21 +169,10 @@ class _Passed(Endpoint):
             raise Draining
         return target
 
-    def _chosen(self, record: RequestRecord, model: str | None) -> UpstreamTarget:
-        upstream = self._owner.choose(model)
-        if upstream is not None:
-            record.worker, record.model = upstream.name, model or ""
-            return upstream
-        if model is None:
-            raise NoWorker("No upstream server is ready for this route.")
-        raise UnknownModel(model)
-
     async def _pass(self, exchange: Exchange, passage: _Passage, request: HttpRequest) -> None:
         """Until the response is over. Raises what the request fails with; only before anything was sent."""
-        passage.call = call = self._owner.http.send(passage.upstream.origin, request, passage)
-        late = asyncio.get_running_loop().call_later(
-            self._owner.head_limit_s, passage.late, self._owner.head_limit_s
-        )
+        owner = self._owner
+        passage.call = call = owner.http.send(passage.upstream.origin, request, passage, owner.head_limit_s)
         try:
             await exchange.unless_gone(passage.over)
         except HeadraceError as error:
@@ -172,7 +182,6 @@ class _Passed(Endpoint):
                 raise error from None
             passage.broke(error)
         finally:
-            late.cancel()
             call.abort()
             passage.let_go()
 
@@ -204,12 +213,13 @@ class _Passed(Endpoint):
 class _Passage:
     """Receives the upstream's response and hands it to the client. `over` ends with it, or with its error."""
 
-    def __init__(self, exchange: Exchange, upstream: UpstreamTarget, reader_limit_s: float) -> None:
-        self.upstream = upstream
+    def __init__(self, exchange: Exchange, place: Place, reader_limit_s: float) -> None:
+        self.upstream = place.target
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: HttpCall | None = None
         self.num_bytes = 0
         self.has_failed = False
+        self._place = place
         self._exchange = exchange
         self._outlet = exchange.outlet
         self._reader_limit_s = reader_limit_s
@@ -226,6 +236,7 @@ class _Passage:
 
     def begun(self, status: int, headers: Headers) -> None:
         record = self._exchange.record
+        self._place.begun(status)
         if status in KEY_STATUSES:
             self._fail(UpstreamFault(bad_key(self.upstream.name, status)))
             return
@@ -246,16 +257,16 @@ class _Passage:
         self._outlet.end()
 
     def failed(self, fault: HttpFault) -> None:
-        kind = WorkerStalled if isinstance(fault, HttpTimeout) else WorkerLost
-        self._fail(kind(f"upstream {self.upstream.name}: {fault}"))
+        message = f"upstream {self.upstream.name}: {fault}"
+        if isinstance(fault, HttpTimeout):
+            self._fail(WorkerStalled(message))
+            return
+        lost = WorkerLost(message)
+        if not fault.began:
+            self._place.lost(lost)
+        self._fail(lost)
 
     # -- ends ------------------------------------------------------------------------------------------------
-
-    def late(self, limit_s: float) -> None:
-        """The response should have begun."""
-        if not self._exchange.record.status:
-            name = self.upstream.name
-            self._fail(WorkerStalled(f"upstream {name} has not answered within {limit_s:g} s"))
 
     def broke(self, error: HeadraceError) -> None:
         """Cut a response that has begun. The client must not take it for a whole one."""
