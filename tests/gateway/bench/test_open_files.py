@@ -21,7 +21,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
 def test_the_limit_is_raised_as_far_as_the_load_needs_it(limits: dict[str, tuple[int, int]]) -> None:
     for users in (1, 1024 - SPARE):
         make_room(Plan(users=users, num_requests=1))
-    assert limits["now"] == (1024, 4096)
+        assert limits["now"] == (1024, 4096)
     make_room(Plan(users=1024 - SPARE + 1, num_requests=1))
     assert limits["now"] == (1025, 4096)
     make_room(Plan(rate=1.0, max_concurrency=2000, num_requests=1))
