@@ -57,7 +57,7 @@ LOGPROB_BYTES: Final = 40  # a list of the number, the id and null
 _decode: Final = msgspec.json.Decoder(Event).decode
 
 
-class GenerateReader:
+class SglangReader:
     """`upstream_ports.AnswerReader`."""
 
     __slots__ = ("_max_tokens", "_num_tokens", "_num_top", "_sink", "_stop_ids", "max_bytes")

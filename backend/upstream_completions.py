@@ -11,12 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from backend.http_ports import HttpRequest
+from backend.upstream_ports import STREAM_HEADERS
 from backend.upstream_tokens import MAX_TOKEN_ID, StreamEvent, TokenReader
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, TokenLogprobs
 
 COMPLETIONS: Final = "/v1/completions"
-HEADERS: Final = ((b"content-type", b"application/json"), (b"accept", b"text/event-stream"))
 _ID: Final = "token_id:"  # how a token is named with `return_tokens_as_token_ids`
 # Where SamplingParams and the API have other names for the same.
 _RENAMED: Final = {"extra_args": "vllm_xargs"}
@@ -40,7 +40,7 @@ class CompletionsWire:
         if "logprobs" in body:
             body["return_tokens_as_token_ids"] = True
         add_scheduling(body, call)
-        headers = (*HEADERS, (b"x-request-id", request_id.encode()))
+        headers = (*STREAM_HEADERS, (b"x-request-id", request_id.encode()))
         return HttpRequest("POST", COMPLETIONS, headers, msgspec.json.encode(body))
 
     def reader(self, call: EngineCall, sink: Sink) -> CompletionsReader:

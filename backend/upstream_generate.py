@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from backend.http_ports import HttpRequest
-from backend.upstream_completions import HEADERS, add_scheduling
+from backend.upstream_completions import add_scheduling
+from backend.upstream_ports import STREAM_HEADERS
 from backend.upstream_tokens import StreamEvent, TokenId, TokenReader
 from pipeline.ports import Sink
 from pipeline.values import EngineCall, TokenLogprobs
@@ -43,7 +44,7 @@ class GenerateWire:
             body["reasoning_ended"] = call.reasoning_ended
         if call.reasoning_parser_kwargs is not None:
             body["reasoning_parser_kwargs"] = call.reasoning_parser_kwargs
-        headers = (*HEADERS, (b"x-request-id", request_id.encode()))
+        headers = (*STREAM_HEADERS, (b"x-request-id", request_id.encode()))
         return HttpRequest("POST", GENERATE, headers, msgspec.json.encode(body))
 
     def reader(self, call: EngineCall, sink: Sink) -> GenerateReader:

@@ -1,17 +1,24 @@
-"""The gateway's key for its upstream servers, kept out of their errors: they may quote a request's headers.
+"""The gateway's key for its upstream servers: shown to them, and kept out of their errors.
 
-Clients get those words. Not here: answers, and bodies that are passed on, which stream as they are.
+They may quote a request's headers, and clients get those words. Not here: answers, and bodies that are
+passed on, which stream as they are.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from backend.http_ports import Headers
 from pipeline.errors import HeadraceError
 from pipeline.ports import Sink, TextSink
 
 HIDDEN: Final = "***"
 MIN_CHARS: Final = 4  # of a key, or of its beginning; less is no secret, and occurs in words
+
+
+def key_headers(key: str | None) -> Headers:
+    """How a server is shown the gateway's key; none where it has none."""
+    return () if key is None else ((b"authorization", b"Bearer " + key.encode()),)
 
 
 class KeylessSink:

@@ -32,7 +32,7 @@ from backend.openai_chunk import (
 )
 from backend.tool_call_order import CallDelta, ToolCallOrder
 from backend.upstream_errors import blames, server_error, words_of
-from backend.upstream_ports import MAX_ANSWER_BYTES
+from backend.upstream_ports import MAX_ANSWER_BYTES, STREAM_HEADERS
 from pipeline.events import CONTENT, Fragment
 from pipeline.ports import TextSink
 from pipeline.values import TextCall, TextUsage
@@ -41,7 +41,6 @@ DONE: Final = b"[DONE]"
 USAGE_FIELD: Final = "stream_options"
 HEAL_S: Final = 600.0  # after it a server that refused the field is asked again
 _OURS: Final = frozenset(("n", "stream", USAGE_FIELD))  # decided here
-_HEADERS: Final = ((b"content-type", b"application/json"), (b"accept", b"text/event-stream"))
 
 
 class OpenAiWire:
@@ -70,7 +69,7 @@ class OpenAiWire:
         return HttpRequest(
             "POST",
             call.target,
-            (*_HEADERS, (b"x-request-id", request_id.encode("latin-1", "replace"))),
+            (*STREAM_HEADERS, (b"x-request-id", request_id.encode("latin-1", "replace"))),
             msgspec.json.encode(body),
         )
 

@@ -18,6 +18,9 @@ from pipeline.values import EngineCall, TextCall
 
 # A million events of 256 bytes, or 131072 tokens with the logprobs of 20 others each, 2 KiB an event.
 MAX_ANSWER_BYTES: Final = 256 << 20
+# Of all requests with a body, and of those that are answered with a stream.
+JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
+STREAM_HEADERS: Final = (*JSON_HEADERS, (b"accept", b"text/event-stream"))
 
 
 class AnswerReader(Protocol):

@@ -17,12 +17,13 @@ from backend.http_ports import Headers, HttpCall, HttpFault, HttpRequest, Origin
 from backend.replica_life import RefusedError
 from backend.upstream_address import UpstreamAddress
 from backend.upstream_faults import KEY_STATUSES, UpstreamFault, bad_key
+from backend.upstream_key import key_headers
+from backend.upstream_ports import JSON_HEADERS, Ask
 from pipeline.errors import WorkerLost, WorkerStalled
 
-MAX_ANSWER_BYTES: Final = 8 << 20  # vLLM's /metrics has 0.1 MB
+MAX_TOLD_BYTES: Final = 8 << 20  # vLLM's /metrics has 0.1 MB
 MAX_NOTICES: Final = 64  # on their way at once to one server
 NOTICE_S: Final = 5.0  # for one
-_JSON: Final = ((b"content-type", b"application/json"),)
 
 _T = TypeVar("_T")
 
@@ -45,8 +46,7 @@ class UpstreamProbe:
         self._address = address
         self._limit_s = limit_s
         self.num_notices = 0  # under way
-        self._question = ""  # the last one, for errors
-        self._key = () if api_key is None else ((b"authorization", b"Bearer " + api_key.encode()),)
+        self._key = key_headers(api_key)
 
     def own(self, request: HttpRequest) -> HttpRequest:
         """A request with what is this server's: the prefix of its paths, and the key."""
@@ -56,22 +56,19 @@ class UpstreamProbe:
     async def __call__(
         self, method: str, target: str, body: bytes = b"", allowed: Sequence[int] = ()
     ) -> HttpResponse:
-        request = self.own(HttpRequest(method, target, _JSON if body else (), body))
-        origin, server = self._address.origin, f"upstream {self._address}"
-        self._question = f"{method} {target}"
+        request = self.own(HttpRequest(method, target, JSON_HEADERS if body else (), body))
+        server, question = f"upstream {self._address}", f"{method} {target}"
         try:
-            response = await self._http.fetch(origin, request, self._limit_s, MAX_ANSWER_BYTES)
+            response = await self._http.fetch(self._address.origin, request, self._limit_s, MAX_TOLD_BYTES)
         except HttpTimeout as error:
-            raise WorkerStalled(f"{server}, {self._question}: {error}") from error
+            raise WorkerStalled(f"{server}, {question}: {error}") from error
         except HttpFault as error:
-            raise WorkerLost(f"{server}, {self._question}: {error}") from error
+            raise WorkerLost(f"{server}, {question}: {error}") from error
         if response.status // 100 == 2 or response.status in allowed:
             return response
         if response.status in KEY_STATUSES:
             raise RefusedError(bad_key(str(self._address), response.status))
-        raise UpstreamFault(
-            f"{server} answers {self._question} with HTTP {response.status}{_elsewhere(response)}"
-        )
+        raise UpstreamFault(f"{server} answers {question} with HTTP {response.status}{_elsewhere(response)}")
 
     def tell(self, request: HttpRequest) -> None:
         """Send a notice, and take no interest in what becomes of it.
@@ -86,15 +83,22 @@ class UpstreamProbe:
     def _notice_over(self) -> None:
         self.num_notices -= 1
 
-    async def told(self, answer: Awaitable[_T]) -> _T:
+    async def told(self, read: Callable[[Ask], Awaitable[_T]]) -> _T:
         """What a kind makes of answers; what they are not, in form or size, is a fault of the server."""
+        question = ""  # the last one of this very reading
+
+        async def ask(
+            method: str, target: str, body: bytes = b"", allowed: Sequence[int] = ()
+        ) -> HttpResponse:
+            nonlocal question
+            question = f"{method} {target}"
+            return await self(method, target, body, allowed)
+
         try:
-            return await answer
+            return await read(ask)
         except (ValueError, OverflowError, RecursionError) as error:
             server = f"upstream {self._address}"
-            raise UpstreamFault(
-                f"{server} answers {self._question} with what cannot be read: {error}"
-            ) from error
+            raise UpstreamFault(f"{server} answers {question} with what cannot be read: {error}") from error
 
 
 def _elsewhere(response: HttpResponse) -> str:

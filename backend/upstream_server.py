@@ -97,7 +97,7 @@ class UpstreamServer(ReplicaLife):
         self._folder_of = None if kind.is_text else settings.tokenizer_of
         self._http = http
         self._probe = UpstreamProbe(http, address, settings.api_key, settings.stall_s)
-        self._tokenizer = TokenizerCheck(kind, self._probe, self.key, settings.tokenizers)
+        self._tokenizer = TokenizerCheck(kind, self.key, settings.tokenizers)
         self._names = ModelNames(f"upstream {address}")
         self._models: dict[str, _Model] | None = None
         self._traits: Traits | None = None
@@ -231,11 +231,11 @@ class UpstreamServer(ReplicaLife):
 
     async def _serve(self) -> None:
         self._doubts = UpstreamDoubts()
-        listed = self._names.named(await self._probe.told(self._kind.models(self._probe)))
+        listed = self._names.named(await self._probe.told(self._kind.models))
         self._advance("load", "reading its models' files")
         locals_ = await asyncio.to_thread(local_models, self.key, listed, self._folder_of)
         await self._join(listed, locals_, await self._learn_traits(locals_))
-        self._stats = await self._probe.told(self._kind.stats(self._probe))
+        self._stats = await self._probe.told(self._kind.stats)
         self.heard_s = time.monotonic()
         self.has_answered, self.misfit = True, None
         self.num_connects += 1
@@ -258,7 +258,7 @@ class UpstreamServer(ReplicaLife):
 
     async def _look(self, is_in_doubt: bool) -> None:
         """Its models may have changed, and, after a call that went wrong, its routes under the same list."""
-        listed = self._names.named(await self._probe.told(self._kind.models(self._probe)))
+        listed = self._names.named(await self._probe.told(self._kind.models))
         if listed != self._listed:
             locals_ = await asyncio.to_thread(local_models, self.key, listed, self._folder_of)
             await self._join(listed, locals_, await self._learn_traits(locals_))
@@ -269,12 +269,12 @@ class UpstreamServer(ReplicaLife):
         if self._kind.is_text and self._traits is not None and self.state is READY:
             return self._traits  # its wire has learned from calls what the server refuses
         sends_defaults = all(local is None or local.default_sampling is not None for local in locals_)
-        return await self._probe.told(self._kind.traits(self._probe, sends_defaults))
+        return await self._probe.told(lambda ask: self._kind.traits(ask, sends_defaults))
 
     async def _ask_stats(self, limit_s: float | None) -> None:
         try:
             async with asyncio.timeout(limit_s):
-                self._stats = await self._probe.told(self._kind.stats(self._probe))
+                self._stats = await self._probe.told(self._kind.stats)
         except TimeoutError as error:
             raise WorkerStalled(f"upstream {self.key} broke a call, and has not answered since") from error
 
@@ -282,7 +282,7 @@ class UpstreamServer(ReplicaLife):
         self, listed: Sequence[ServedModel], locals_: Sequence[LocalModel | None], traits: Traits
     ) -> None:
         """Take these models on, in the place of those that it had, which keep their wire until then."""
-        await self._probe.told(self._tokenizer.check(listed, locals_))
+        await self._probe.told(lambda ask: self._tokenizer.check(ask, listed, locals_))
         models = {
             served.name: _Model(self._info(served, local, traits.block_size), local)
             for served, local in zip(listed, locals_, strict=True)

@@ -19,16 +19,14 @@ from backend.http_ports import HttpRequest
 from backend.lenient import count
 from backend.load_metrics import read_load, read_loads
 from backend.sglang_request import PriorityRule, generate_body
-from backend.sglang_stream import GenerateReader
+from backend.sglang_stream import SglangReader
 from backend.upstream_models import read_models
-from backend.upstream_ports import Ask, EngineStats, ServedModel, Traits
+from backend.upstream_ports import JSON_HEADERS, STREAM_HEADERS, Ask, EngineStats, ServedModel, Traits
 from backend.upstream_tokenize import ask_token_ids
 from pipeline.ports import Sink
 from pipeline.values import EngineCall
 
 GENERATE: Final = "/generate"
-_JSON: Final = (b"content-type", b"application/json")
-_HEADERS: Final = (_JSON, (b"accept", b"text/event-stream"))
 
 
 class SglangWire:
@@ -40,14 +38,14 @@ class SglangWire:
     def request(self, call: EngineCall, request_id: str) -> HttpRequest:
         """The POST for one choice. Raises `InvalidRequest` for a parameter that SGLang does not have."""
         body = msgspec.json.encode(generate_body(call, request_id, self._rule))
-        return HttpRequest("POST", GENERATE, _HEADERS, body)
+        return HttpRequest("POST", GENERATE, STREAM_HEADERS, body)
 
-    def reader(self, call: EngineCall, sink: Sink) -> GenerateReader:
-        return GenerateReader(call, sink)
+    def reader(self, call: EngineCall, sink: Sink) -> SglangReader:
+        return SglangReader(call, sink)
 
     def abort(self, request_id: str) -> HttpRequest:
         """Ends it at once, and all whose ids begin with this one: `request_id` must be no beginning."""
-        return HttpRequest("POST", "/abort_request", (_JSON,), msgspec.json.encode({"rid": request_id}))
+        return HttpRequest("POST", "/abort_request", JSON_HEADERS, msgspec.json.encode({"rid": request_id}))
 
 
 class _ServerInfo(msgspec.Struct):

@@ -32,7 +32,7 @@ MAX_SPECIAL: Final = 16  # of its special tokens, which make one text more
 MAX_IDS: Final = 4096  # more than any tokenizer makes of these texts
 MAX_KEPT: Final = 64
 
-Probe = tuple[str, list[int]]  # a text and its ids
+TestText = tuple[str, list[int]]  # and its ids
 
 
 class FolderTokenizers:
@@ -40,15 +40,15 @@ class FolderTokenizers:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._probes: dict[str, list[Probe]] = {}  # by fingerprint
+        self._tested: dict[str, list[TestText]] = {}  # by fingerprint
         self._texts: dict[tuple[str, tuple[int, ...]], str] = {}
 
-    async def probes(self, local: LocalModel) -> Sequence[Probe]:
+    async def test_texts(self, local: LocalModel) -> Sequence[TestText]:
         """The texts with the folder's ids. Raises `MisfitError` for a tokenizer that cannot be loaded."""
         async with self._lock:
-            found = self._probes.get(local.fingerprint)
+            found = self._tested.get(local.fingerprint)
             if found is None:
-                found = self._probes[local.fingerprint] = await asyncio.to_thread(_probes, local)
+                found = self._tested[local.fingerprint] = await asyncio.to_thread(_test_texts, local)
             return found
 
     async def text_of(self, local: LocalModel, ids: Sequence[int]) -> str:
@@ -65,14 +65,15 @@ class FolderTokenizers:
 class TokenizerCheck:
     """Of one server, `key`. What it cannot check, or finds odd, it logs once."""
 
-    def __init__(self, kind: UpstreamKind, ask: Ask, key: str, tokenizers: FolderTokenizers) -> None:
+    def __init__(self, kind: UpstreamKind, key: str, tokenizers: FolderTokenizers) -> None:
         self._kind = kind
-        self._ask = ask
         self._key = key
         self._tokenizers = tokenizers
         self._told: set[str] = set()
 
-    async def check(self, listed: Sequence[ServedModel], locals_: Sequence[LocalModel | None]) -> None:
+    async def check(
+        self, ask: Ask, listed: Sequence[ServedModel], locals_: Sequence[LocalModel | None]
+    ) -> None:
         """Raises `MisfitError` where a model's tokenizer is not its folder's, and what `Ask` raises.
 
         `locals_`: one for each model. Of those that share one the first is asked for: the rest are adapters.
@@ -81,11 +82,11 @@ class TokenizerCheck:
         for served, local in zip(listed, locals_, strict=True):
             if local is not None and local.fingerprint not in checked:
                 checked.add(local.fingerprint)
-                await self._check(served.name, local)
+                await self._check(ask, served.name, local)
 
-    async def _check(self, model: str, local: LocalModel) -> None:
-        for number, (text, ours) in enumerate(await self._tokenizers.probes(local)):
-            theirs = await self._kind.token_ids(self._ask, model, text)
+    async def _check(self, ask: Ask, model: str, local: LocalModel) -> None:
+        for number, (text, ours) in enumerate(await self._tokenizers.test_texts(local)):
+            theirs = await self._kind.token_ids(ask, model, text)
             if theirs is None:
                 self._tell(
                     logging.INFO,
@@ -130,7 +131,7 @@ def _load(local: LocalModel) -> Tokenizer:
         raise MisfitError(f"tokenizer {local.folder} cannot be used: {error}") from error
 
 
-def _probes(local: LocalModel) -> list[Probe]:
+def _test_texts(local: LocalModel) -> list[TestText]:
     tokenizer = _load(local)
     added = sorted(tokenizer.get_added_tokens_decoder().items())
     special = "".join([token.content for _, token in added if token.special][:MAX_SPECIAL])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.upstream_errors import MAX_WORDS, server_error
-from backend.upstream_key import KeylessSink, hidden
+from backend.upstream_key import KeylessSink, hidden, key_headers
 from pipeline.errors import EngineFailed, HeadraceError
 from tests.backend.linked import RecordingSink
 
@@ -53,3 +53,8 @@ async def test_other_calls_are_the_sinks_own() -> None:
     error = sink.ended.result()
     assert isinstance(error, HeadraceError)
     assert error.message == "no key in it"
+
+
+def test_key_is_shown_as_a_bearer_and_none_is_not_shown() -> None:
+    assert key_headers("k-1") == ((b"authorization", b"Bearer k-1"),)
+    assert key_headers(None) == ()

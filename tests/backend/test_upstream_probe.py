@@ -1,4 +1,7 @@
-"""Notices to upstream servers: that a call is given up, where a closed connection is not enough."""
+"""Notices to upstream servers: that a call is given up, where a closed connection is not enough.
+
+And questions: what an error says of them. Their answers are in `test_upstream_health.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +21,10 @@ from backend.http_client import HttpClient
 from backend.http_ports import HttpRequest
 from backend.upstream_address import parse_upstream
 from backend.upstream_completions import CompletionsWire
+from backend.upstream_faults import UpstreamFault
 from backend.upstream_generate import GenerateWire
 from backend.upstream_openai import OpenAiWire
+from backend.upstream_ports import Ask
 from backend.upstream_probe import MAX_NOTICES, UpstreamProbe
 from backend.upstream_server import UpstreamServer, UpstreamSettings
 from backend.upstream_sglang import SglangKind
@@ -128,6 +134,33 @@ def test_servers_that_see_a_closed_connection_are_told_nothing(
     wire: CompletionsWire | GenerateWire | OpenAiWire,
 ) -> None:
     assert wire.abort("id-1") is None
+
+
+async def test_what_cannot_be_read_names_its_own_question_and_not_a_later_one() -> None:
+    http = HttpClient()
+    async with serving(lambda asked: Reply(body=b"?")) as fake:
+        probe = UpstreamProbe(http, parse_upstream(f"sglang+{fake.url}"), None, 20.0)
+        told: dict[str, str] = {}
+        has_asked = {path: asyncio.Event() for path in ("/first", "/second")}
+
+        async def read(path: str, ask: Ask) -> None:
+            await ask("GET", path)
+            has_asked[path].set()
+            for event in has_asked.values():  # both have been asked, whichever came first
+                await event.wait()
+            raise ValueError("no answer")
+
+        async def tell(path: str) -> None:
+            with pytest.raises(UpstreamFault) as caught:
+                await probe.told(partial(read, path))
+            told[path] = str(caught.value)
+
+        await asyncio.gather(*map(tell, has_asked))
+    await http.close()
+    assert told == {
+        path: f"upstream sglang+{fake.url} answers GET {path} with what cannot be read: no answer"
+        for path in has_asked
+    }
 
 
 async def test_notice_to_a_server_that_is_down_makes_no_noise(caplog: pytest.LogCaptureFixture) -> None:

@@ -71,9 +71,9 @@ async def check(
     answer: Answer, local: LocalModel, kind: UpstreamKind | None = None, times: int = 1
 ) -> Server:
     server = Server(answer)
-    check = TokenizerCheck(kind or VllmKind(), server, KEY, FolderTokenizers())
+    check = TokenizerCheck(kind or VllmKind(), KEY, FolderTokenizers())
     for _ in range(times):
-        await check.check(MODELS, [local, local])
+        await check.check(server, MODELS, [local, local])
     return server
 
 
@@ -170,12 +170,11 @@ async def test_tokenizer_is_loaded_once_for_all_servers_and_tries(
 
     monkeypatch.setattr("backend.upstream_tokenizer.Tokenizer", Counted)
     local, tokenizers = read_local_model(make_tokenizer(tmp_path / "model")), FolderTokenizers()
-    checks = [
-        TokenizerCheck(VllmKind(), Server(lambda text: ids_answer([3])), KEY, tokenizers) for _ in range(4)
-    ]
+    server = Server(lambda text: ids_answer([3]))
+    checks = [TokenizerCheck(VllmKind(), KEY, tokenizers) for _ in range(4)]
     for _ in range(3):
         results = await asyncio.gather(
-            *(check.check(MODELS, [local, local]) for check in checks), return_exceptions=True
+            *(check.check(server, MODELS, [local, local]) for check in checks), return_exceptions=True
         )
         assert all(isinstance(result, MisfitError) for result in results)
     assert len(loaded) == 3  # the texts' ids, how it reads [3], and how it reads its own
