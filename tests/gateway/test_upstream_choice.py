@@ -134,13 +134,16 @@ async def test_a_server_that_generates_gets_fewer() -> None:
 
 
 async def test_a_place_is_given_back_once() -> None:
-    async with two() as (it, _, _):
+    async with two(max_passed=1) as (it, _, _):
         place, _ = it.choice("m"), it.choice("m")
         place.begun(200)
         assert [upstream.load.num_waiting for upstream in it.upstreams] == [0, 1]
         place.release()
         place.release()
         assert [upstream.load.num_requests for upstream in it.upstreams] == [0, 1]
+        assert it.choice("m").target == place.target
+        with pytest.raises(QueueFull):
+            it.choice("m")
 
 
 async def test_no_more_are_passed_at_once_than_a_server_may_have() -> None:
