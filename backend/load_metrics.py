@@ -22,7 +22,7 @@ class LoadNames:
 
     running: bytes
     waiting: bytes
-    kv_usage: bytes = b""  # 0 to 1
+    kv_usage: tuple[bytes, ...] = ()  # 0 to 1; by the version
     prefix_queries: bytes = b""  # in tokens, as the hits
     prefix_hits: bytes = b""
     preemptions: bytes = b""
@@ -31,7 +31,7 @@ class LoadNames:
 SGLANG: Final = LoadNames(
     b"sglang:num_running_reqs",
     b"sglang:num_queue_reqs",
-    b"sglang:token_usage",
+    (b"sglang:token_usage",),
     b"sglang:prompt_tokens_total",
     b"sglang:cached_tokens_total",
     b"sglang:num_retracted_requests_total",
@@ -39,7 +39,7 @@ SGLANG: Final = LoadNames(
 VLLM: Final = LoadNames(
     b"vllm:num_requests_running",
     b"vllm:num_requests_waiting",
-    b"vllm:kv_cache_usage_perc",
+    (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
     b"vllm:prefix_cache_queries_total",
     b"vllm:prefix_cache_hits_total",
     b"vllm:num_preemptions_total",
@@ -50,14 +50,18 @@ ALL: Final = (VLLM, SGLANG, TGI, LLAMA_CPP)
 
 
 def read_load(page: bytes) -> EngineStats:
-    """The numbers in a page of metrics, whosever it is; sums over a server's engines. Raises `ValueError`."""
+    """The numbers in a page of metrics, whosever it is. Raises `ValueError`."""
     names = next((names for names in ALL if names.running in page), None)
-    if names is None:
-        return EngineStats()
+    return EngineStats() if names is None else read_named(page, names)
+
+
+def read_named(page: bytes, names: LoadNames) -> EngineStats:
+    """The numbers by these names; sums over a server's engines. Raises `ValueError`."""
+    usage = [value for name in names.kv_usage for value in values(page, name)]
     return EngineStats(
         running=_sum(page, names.running),
         waiting=_sum(page, names.waiting),
-        kv_usage=max(values(page, names.kv_usage), default=0.0) if names.kv_usage else 0.0,
+        kv_usage=max(usage, default=0.0),
         prefix_queries=_sum(page, names.prefix_queries),
         prefix_hits=_sum(page, names.prefix_hits),
         preemptions=_sum(page, names.preemptions),

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from backend.lenient import count, holds_nothing, milliseconds
-from backend.upstream_errors import server_error, words_of
+from backend.upstream_errors import words_of
+from backend.upstream_faults import server_error
 from backend.upstream_ports import MAX_ANSWER_BYTES
 from backend.upstream_tokens import TokenId, check_positions
 from pipeline.ports import Sink

@@ -1,8 +1,9 @@
-"""What an upstream server says when it fails, as errors of the one tree.
+"""What an upstream server says when it fails: its words, its code, and what it blames.
 
 Servers have no common form: OpenAI's `{"error": {"message", "type", "code"}}` (vLLM, SGLang, llama.cpp,
 Ollama), TGI's `{"error": "words", "error_type": "overloaded"}`, older vLLM's `{"object": "error",
 "message"}`, FastAPI's `{"detail": …}`. Their words may quote the request: bounded, and never logged.
+Not here: the errors that come of it (`upstream_faults.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import re
 from typing import Any, Final
 
 import msgspec
-
-from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, QueueFull
 
 MAX_WORDS: Final = 500
 MAX_DEPTH: Final = 3  # of the errors within one
@@ -27,8 +26,6 @@ _BLAME: Final = (
     r"|\b{field}[`'\"]? (is|are|was|can only|must|requires)\b"
     r"|\A[^{{]*{{\W*type\W+\w+\W+loc\W+body\W+{field}\b"
 )
-_OVERLOADED: Final = frozenset((429, 503))
-_NOT_THE_CLIENTS: Final = frozenset((401, 403, 407, 408, 499))  # the gateway's own key, or the way there
 # TGI's `error_type` and OpenAI's `type` instead of a number.
 _CODES: Final = {
     "overloaded": 429,
@@ -38,27 +35,6 @@ _CODES: Final = {
     "BadRequestError": 400,
     "not_found_error": 404,
 }
-
-
-class UpstreamFailed(EngineFailed):
-    """An upstream server gave up this one request; the message is its own, and may quote the request."""
-
-    @property
-    def log_detail(self) -> str:
-        return ""
-
-
-def server_error(status: int | None, words: str, has_begun: bool = False) -> HeadraceError:
-    """The error for what a server has said. `status`: HTTP's, or the code in its error event.
-
-    `has_begun`: some of the answer has come, so that it is too late to refuse the request.
-    """
-    words = words[:MAX_WORDS] or "no reason given"
-    if not has_begun and status in _OVERLOADED:
-        return QueueFull("The upstream server takes no more requests now.")
-    if not has_begun and status is not None and 400 <= status < 500 and status not in _NOT_THE_CLIENTS:
-        return EngineRejected(f"The upstream server refuses the request: {words}")
-    return UpstreamFailed(f"The upstream server gave up the request: {words}")
 
 
 def words_of(found: Any) -> tuple[str, int | None]:

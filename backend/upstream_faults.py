@@ -1,22 +1,32 @@
-"""What goes wrong at an upstream server before it streams, as errors of ours; the server's words are
-`upstream_errors.py`.
+"""What goes wrong at an upstream server, as errors of the one tree: by its status, or its code in a stream.
+
+Not here: how its words and its code are found (`upstream_errors.py`).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from backend.upstream_errors import body_words, server_error
-from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost
+from backend.upstream_errors import MAX_WORDS, body_words
+from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, QueueFull, WorkerLost
 
 MAX_BODY_BYTES: Final = 64 << 10  # of a refusal, read for its words
-KEY_STATUSES: Final = frozenset((401, 403))
+KEY_STATUSES: Final = frozenset((401, 403))  # the gateway's own
 _FULL: Final = frozenset((408, 429, 503))
 _GONE: Final = frozenset((404, 405))
+_NOT_THE_CLIENTS: Final = KEY_STATUSES | {407, 499}  # nor the way there
 
 
 class UpstreamFault(EngineFailed):
     """A server that answers, but not as it should. The message is ours, and says what to do."""
+
+
+class UpstreamGaveUp(EngineFailed):
+    """An upstream server gave up this one request; the message is its own, and may quote the request."""
+
+    @property
+    def log_detail(self) -> str:
+        return ""
 
 
 class ModelGone(WorkerLost):
@@ -39,6 +49,19 @@ def refusal(server: str, status: int, body: bytes) -> HeadraceError:
         return UpstreamFault(f"upstream {server} answered with HTTP {status} where 200 was expected")
     words, _ = body_words(body)
     return server_error(status, words)
+
+
+def server_error(status: int | None, words: str, has_begun: bool = False) -> HeadraceError:
+    """The error for what a server has said. `status`: HTTP's, or the code in its error event.
+
+    `has_begun`: some of the answer has come, so that it is too late to refuse the request.
+    """
+    words = words[:MAX_WORDS] or "no reason given"
+    if not has_begun and status in _FULL:
+        return QueueFull("The upstream server takes no more requests now.")
+    if not has_begun and status is not None and 400 <= status < 500 and status not in _NOT_THE_CLIENTS:
+        return EngineRejected(f"The upstream server refuses the request: {words}")
+    return UpstreamGaveUp(f"The upstream server gave up the request: {words}")
 
 
 def bad_key(server: str, status: int) -> str:

@@ -31,7 +31,8 @@ from backend.openai_chunk import (
     usage_of,
 )
 from backend.tool_call_order import CallDelta, ToolCallOrder
-from backend.upstream_errors import blames, server_error, words_of
+from backend.upstream_errors import blames, words_of
+from backend.upstream_faults import server_error
 from backend.upstream_ports import MAX_ANSWER_BYTES, STREAM_HEADERS
 from pipeline.events import CONTENT, Fragment
 from pipeline.ports import TextSink

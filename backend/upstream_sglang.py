@@ -26,7 +26,7 @@ from backend.upstream_tokenize import ask_token_ids
 from pipeline.ports import Sink
 from pipeline.values import EngineCall
 
-GENERATE: Final = "/generate"
+_GENERATE: Final = "/generate"
 
 
 class SglangWire:
@@ -38,7 +38,7 @@ class SglangWire:
     def request(self, call: EngineCall, request_id: str) -> HttpRequest:
         """The POST for one choice. Raises `InvalidRequest` for a parameter that SGLang does not have."""
         body = msgspec.json.encode(generate_body(call, request_id, self._rule))
-        return HttpRequest("POST", GENERATE, STREAM_HEADERS, body)
+        return HttpRequest("POST", _GENERATE, STREAM_HEADERS, body)
 
     def reader(self, call: EngineCall, sink: Sink) -> SglangReader:
         return SglangReader(call, sink)

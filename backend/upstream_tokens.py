@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 
 from backend.lenient import checked_reason, count, holds_nothing, is_first
-from backend.upstream_errors import server_error, words_of
-from backend.upstream_faults import UpstreamFault
+from backend.upstream_errors import words_of
+from backend.upstream_faults import UpstreamFault, server_error
 from backend.upstream_ports import MAX_ANSWER_BYTES
 from pipeline.errors import WorkerLost
 from pipeline.ports import Sink

@@ -13,9 +13,10 @@ from typing import Final
 
 import msgspec
 
+from backend.load_metrics import VLLM, read_named
 from backend.upstream_completions import CompletionsWire
 from backend.upstream_generate import GENERATE, GenerateWire
-from backend.upstream_metrics import label, values
+from backend.upstream_metrics import label
 from backend.upstream_models import read_models
 from backend.upstream_ports import Ask, EngineStats, ServedModel, TokenWire, Traits
 from backend.upstream_tokenize import ask_token_ids
@@ -58,20 +59,7 @@ class VllmKind:
     async def stats(self, ask: Ask) -> EngineStats:
         await ask("GET", "/health")  # 503 when its engine has died
         page = (await ask("GET", "/metrics", allowed=(404,))).body
-        usage = [*values(page, b"vllm:kv_cache_usage_perc"), *values(page, b"vllm:gpu_cache_usage_perc")]
-        return EngineStats(
-            running=_sum(page, b"vllm:num_requests_running"),
-            waiting=_sum(page, b"vllm:num_requests_waiting"),
-            kv_usage=max(usage, default=0.0),
-            prefix_queries=_sum(page, b"vllm:prefix_cache_queries_total"),
-            prefix_hits=_sum(page, b"vllm:prefix_cache_hits_total"),
-            preemptions=_sum(page, b"vllm:num_preemptions_total"),
-        )
-
-
-def _sum(page: bytes, name: bytes) -> int:
-    """Over the engines of one server."""
-    return int(sum(values(page, name)))
+        return read_named(page, VLLM)
 
 
 def _block_size(page: bytes) -> int:

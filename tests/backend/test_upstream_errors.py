@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from backend.upstream_errors import MAX_WORDS, blames, body_words, server_error, words_of
+from backend.upstream_errors import MAX_WORDS, blames, body_words, words_of
+from backend.upstream_faults import server_error
 
 FIELD = "stream_options"
 QUOTED = {"model": "m", FIELD: {"include_usage": True}, "messages": [{"role": "user", "content": "hi"}]}

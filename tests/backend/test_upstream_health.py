@@ -367,6 +367,8 @@ async def test_certificate_that_does_not_do_is_the_reason(
     caplog.set_level(logging.INFO)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
+    hellos: list[Any] = []  # one for each try, whether or not its handshake succeeds
+    tls.sni_callback = lambda *hello: hellos.append(hello)
     vllm = Vllm()
     fake = FakeUpstream(vllm)
     await fake.start(tls=tls)
@@ -376,7 +378,8 @@ async def test_certificate_that_does_not_do_is_the_reason(
             await it.ready()
         else:
             await until(lambda: words in it.reason)
-            await asyncio.sleep(0.2)  # some tries
+            tried = len(hellos)
+            await until(lambda: len(hellos) > tried + 2)
             assert (it.server.state, vllm.num_asked) == ("connecting", 0)
             assert len([record for record in caplog.records if words in record.getMessage()]) == 1
     await fake.stop()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backend.upstream_errors import MAX_WORDS, server_error
+from backend.upstream_errors import MAX_WORDS
+from backend.upstream_faults import server_error
 from backend.upstream_key import KeylessSink, hidden, key_headers
 from pipeline.errors import EngineFailed, HeadraceError
 from tests.backend.linked import RecordingSink

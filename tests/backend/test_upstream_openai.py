@@ -13,7 +13,8 @@ import pytest
 from backend import tool_call_order
 from backend.sse_reader import SseReader
 from backend.tool_call_order import CallDelta, ToolCallOrder
-from backend.upstream_errors import MAX_WORDS, body_words, server_error
+from backend.upstream_errors import MAX_WORDS, body_words
+from backend.upstream_faults import server_error
 from backend.upstream_openai import HEAL_S, OpenAiWire
 from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, QueueFull
 from pipeline.events import CONTENT, REASONING, TOOL_ARGUMENTS, TOOL_NAME, Fragment

@@ -176,3 +176,8 @@ def test_label_is_found_by_its_whole_name() -> None:
     assert label(page, b"m", b"hash_block_size") == "1"
     assert label(page, b"m", b"size") is None
     assert label(page, b"z", b"block_size") is None
+
+
+async def test_load_of_an_older_version_has_its_cache_by_the_old_name() -> None:
+    asked = Asked(health=(200, b""), metrics=(200, b'vllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'))
+    assert await VllmKind().stats(asked) == EngineStats(kv_usage=0.25)
