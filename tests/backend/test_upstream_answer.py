@@ -112,7 +112,7 @@ async def test_answer_whose_finish_was_told_is_complete_though_its_server_dies()
 
 
 async def test_stream_that_stays_open_after_its_finish_holds_the_answer_up_for_a_moment(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(upstream_answer, "REST_S", 0.01)
     monkeypatch.setattr(upstream_answer, "TAIL_S", 0.01)
@@ -132,6 +132,7 @@ async def test_stream_that_stays_open_after_its_finish_holds_the_answer_up_for_a
     aborted.answer.abort()
     await asyncio.sleep(0.05)
     assert (whole.sink.num_calls, aborted.sink.num_calls) == (1, 0), "told once, or not at all"
+    assert not caplog.text
 
 
 async def test_answer_that_is_json_is_read_whole() -> None:
