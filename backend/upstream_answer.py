@@ -46,7 +46,7 @@ class UpstreamAnswer:
     """
 
     __slots__ = (
-        *("_call", "_events", "_fail", "_give_up", "_has_begun", "_has_events", "_host", "_is_over"),
+        *("_call", "_events", "_fail", "_give_up", "_has_begun", "_has_events", "_host", "_is_told"),
         *("_max_bytes", "_model", "_num_bytes", "_reader", "_send", "_share", "_slices", "_status"),
         *("_tail", "_whole"),
     )
@@ -77,7 +77,10 @@ class UpstreamAnswer:
         self._whole: bytearray | None = None  # the body, where it is no stream
         self._has_begun = False
         self._has_events = False
-        self._is_over = False
+        # The sink has had its end, or wants none: nothing more is said to it. The response may still go on.
+        self._is_told = False
+        # Between the reader's finish and the sink's: `REST_S`, stopped by whatever tells the sink. After it:
+        # `TAIL_S`, stopped by the response's end, and by what closes the connection.
         self._tail: asyncio.TimerHandle | None = None
         self._call = send(self)
 
@@ -89,7 +92,7 @@ class UpstreamAnswer:
 
     def abort(self) -> None:
         """A closed connection is what all these servers take for an abort, sooner or later."""
-        if not self._is_over:
+        if not self._is_told:
             self._close()
             self._give_up()
 
@@ -129,26 +132,26 @@ class UpstreamAnswer:
     def _ended(self) -> None:
         self._stop_tail()
         whole = self._whole
-        if self._is_over:
+        if self._is_told:
             return
         if whole is not None and self._status != 200:
             self._refused(bytes(whole))
             return
         if whole is not None:
             self._guarded(lambda now_s: self._reader.event(bytes(whole), now_s))
-        if not self._is_over:
+        if not self._is_told:
             self._guarded(self._reader.closed)
-        if not self._is_over:
+        if not self._is_told:
             self._end(WorkerLost(f"upstream {self.worker} ended the answer before it was complete"))
-        self._stop_tail()
+        self._stop_tail()  # that of `_finish`: there is no rest to wait for
 
     def _failed(self, fault: HttpFault) -> None:
         self._stop_tail()
-        if not self._is_over and self._reader.has_finish:  # nothing of the answer is missing
+        if not self._is_told and self._reader.has_finish:  # nothing of the answer is missing
             self._guarded(self._reader.closed)
-        if not self._is_over:
+        if not self._is_told:
             self._end(WorkerLost(f"upstream {self.worker}: {fault}"))
-        self._stop_tail()
+        self._stop_tail()  # as in `_ended`
 
     # -- in ------------------------------------------------------------------------------------------------
 
@@ -159,7 +162,7 @@ class UpstreamAnswer:
 
     def _bounded(self, data: bytes) -> None:
         """What is no stream is read whole, and nothing is read past a bound: a server may go on for ever."""
-        if self._is_over:
+        if self._is_told:
             self._close()  # a tail without end
             return
         if self._whole is not None and self._status != 200:
@@ -176,7 +179,7 @@ class UpstreamAnswer:
             self._whole += data
 
     def _read(self, data: bytes) -> None:
-        if self._is_over:
+        if self._is_told:
             return  # the tail
         now_s = time.monotonic()
         try:
@@ -186,7 +189,7 @@ class UpstreamAnswer:
                     self._share.first_token()
                 if self._reader.event(payload, now_s):
                     self._finish()
-                if self._is_over:  # or its sink has aborted it
+                if self._is_told:  # or its sink has aborted it
                     return
             if self._reader.has_finish and self._tail is None:
                 self._tail = asyncio.get_running_loop().call_later(REST_S, self._no_rest)
@@ -228,14 +231,14 @@ class UpstreamAnswer:
 
     def _finish(self) -> None:
         """Complete. The rest of the response is read, so that its connection can serve again."""
-        if not self._is_over:
-            self._is_over = True
+        if not self._is_told:
+            self._is_told = True
             self._share.release()
             self._stop_tail()
             self._tail = asyncio.get_running_loop().call_later(TAIL_S, self._close)
 
     def _close(self) -> None:
-        self._is_over = True
+        self._is_told = True
         self._send = None
         self._stop_tail()
         self._share.release()
@@ -245,14 +248,14 @@ class UpstreamAnswer:
 
     def _break(self, error: HeadraceError) -> None:
         """Nothing more of this response is wanted."""
-        if not self._is_over:
+        if not self._is_told:
             self._close()
             self._quietly(self._give_up)
             self._quietly(self._fail, error)
 
     def _end(self, error: HeadraceError) -> None:
         """The exchange is over, and not as it should be."""
-        self._is_over = True
+        self._is_told = True
         self._send = None
         self._share.release()
         self._quietly(self._host.noted, self._model, error, self._has_begun)

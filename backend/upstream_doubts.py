@@ -25,7 +25,7 @@ class UpstreamDoubts:
         self._models_from_s = -math.inf
 
     def missing(self, model: str) -> None:
-        """A call was told that there is no such model, or no such route.
+        """A call was told that there is no such model or route, or that it may not have it.
 
         A sink that submits again within its `failed` must find another server, but nobody else must.
         """
