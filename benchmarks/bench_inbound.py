@@ -31,7 +31,7 @@ from benchmarks.processes import embedded_model
 from benchmarks.prompt_path import report_prompt_path
 from benchmarks.report import Report, open_report, parser
 from benchmarks.step_jitter import ScriptedSteps, VllmSteps, report_step_jitter
-from gateway.server import settle_memory
+from gateway.event_loop import settle_memory
 
 
 def report_way_in(report: Report, is_quick: bool) -> None:

@@ -28,7 +28,7 @@ from benchmarks.outbound_holding import report_holding, report_memory
 from benchmarks.outbound_rules import NUM_RULES, Denied, RulesFor
 from benchmarks.outbound_stages import report_stages
 from benchmarks.report import Report, open_report, parser
-from gateway.server import settle_memory
+from gateway.event_loop import settle_memory
 from pipeline.model_text import ModelText
 
 NUM_TOKENS: Final = 4000

@@ -30,8 +30,8 @@ from benchmarks.outbound_texts import model_detokenizer, say
 from benchmarks.outbound_timing import Pass, Way, feeding, in_turn
 from benchmarks.report import Report, open_report, parser
 from benchmarks.token_streams import Cut, Streams, open_streams
+from gateway.event_loop import settle_memory
 from gateway.metrics import Metrics
-from gateway.server import settle_memory
 from pipeline.outbound import Outbound
 from pipeline.values import EngineCall
 

@@ -58,9 +58,10 @@ class Client:
         self._process.start()
 
     def send(
-        self, port: int, requests: Sequence[bytes], rate: float, seed: int = 0, *, keeps: bool = True
+        self, port: int, requests: Sequence[bytes], rate: float | None, seed: int = 0, *, keeps: bool = True
     ) -> list[Timed]:
-        """The requests in order, at times of a Poisson process of `rate` per second.
+        """The requests in order, at times of a Poisson process of `rate` per second; None: one after the
+        other, each when the answer to the one before is complete.
 
         `keeps`: connections are used again, those that were idle for longest first.
         """
@@ -87,13 +88,16 @@ def _serve(pipe: Connection) -> None:
 class _Run:
     """One series of requests."""
 
-    def __init__(self, port: int, requests: Sequence[bytes], rate: float, seed: int, keeps: bool) -> None:
+    def __init__(
+        self, port: int, requests: Sequence[bytes], rate: float | None, seed: int, keeps: bool
+    ) -> None:
         rng = random.Random(seed)
         self._port = port
         self._keeps = keeps
         self._idle: deque[socket.socket] = deque()
         self._requests = requests
-        self._gaps_s = [rng.expovariate(rate) for _ in requests]
+        self._is_in_turn = rate is None
+        self._gaps_s = [0.0 if rate is None else rng.expovariate(rate) for _ in requests]
         self._poll = select.epoll()
         self._open: dict[int, _Stream] = {}
         # The kernel stamps with the wall clock. Several looks: this process may have to wait between two.
@@ -105,20 +109,25 @@ class _Run:
         for request, gap_s in zip(self._requests, self._gaps_s, strict=True):
             due_s += gap_s
             self._read_until(due_s)
+            if self._is_in_turn:
+                self._read_all()
             connection = self._idle.popleft() if self._idle else _connected(self._port)
             stream = _Stream(connection, request, self._epoch_s)
             stream.timed.late_s = time.perf_counter() - due_s
             self._open[stream.fileno] = stream
             self._poll.register(stream.fileno, select.EPOLLIN)
             results.append(stream.timed)
-        limit_s = time.perf_counter() + _LIMIT_S
-        while self._open:
-            if time.perf_counter() > limit_s:
-                raise TimeoutError(f"{len(self._open)} of {len(results)} answers did not end")
-            self._read(0.1)
+        self._read_all()
         for connection in self._idle:
             connection.close()
         return results
+
+    def _read_all(self) -> None:
+        limit_s = time.perf_counter() + _LIMIT_S
+        while self._open:
+            if time.perf_counter() > limit_s:
+                raise TimeoutError(f"{len(self._open)} of {len(self._requests)} answers did not end")
+            self._read(0.1)
 
     def _read_until(self, due_s: float) -> None:
         while (left_s := due_s - time.perf_counter()) > 0:

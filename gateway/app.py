@@ -21,6 +21,7 @@ from gateway.client_address import ClientAddresses
 from gateway.cors import cors, with_headers
 from gateway.docs_page import page_routes
 from gateway.edge import EdgeParts, Endpoint, GenerationEndpoint
+from gateway.event_loop import settle_memory
 from gateway.exchange import Receive, Scope
 from gateway.flow import BodyLimits, Flow, generation_routes, stream_route
 from gateway.keys import ApiKeys
@@ -34,7 +35,6 @@ from gateway.realtime_admission import Admission
 from gateway.realtime_edge import realtime_socket
 from gateway.realtime_ports import PATH as REALTIME_PATH
 from gateway.request_log import RequestLog
-from gateway.server import settle_memory
 from gateway.settings import Settings
 from gateway.stream_edge import StreamEdge
 from gateway.stream_metrics import StreamMetrics

@@ -1,4 +1,4 @@
-"""Runs the ASGI app under uvicorn: sockets, signals, draining, memory. What the app does is not known here.
+"""Runs the ASGI app under uvicorn: sockets, signals, draining. What the app does is not known here.
 
 SIGTERM or SIGINT drains: new generations get 503 while the listener stays open (a load balancer sees
 `/ready` turn 503, not refused connections), running ones finish or are cut at the drain limit, and the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ from typing import Any, Final, Protocol
 
 import uvicorn
 
+from gateway.event_loop import loop_factory, settle_memory
 from gateway.http_protocol import HttpConfig
 from gateway.settings import Settings
 
@@ -52,7 +52,7 @@ def run(
     """Serve until a signal ends it; the exit code. `started` is called once connections are taken."""
     server = Server(_config(app, settings), work, settings.http.drain_limit_s, started)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(server.serve(sockets=sockets))
     except SystemExit:  # uvicorn's way to say that the app's startup failed; it has logged why
         return 1
@@ -79,27 +79,6 @@ def _config(app: Any, settings: Settings) -> HttpConfig:
         ssl_certfile=http.ssl_certfile,
         ssl_keyfile=http.ssl_keyfile,
     )
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
-
-
-def settle_memory() -> None:
-    """Keep the garbage collector off what stays for good. Called when the process has started, and after a
-    model loaded.
-
-    A full collection walks every container: 40 ms with a tokenizer and 5,000 rules, in the middle of every
-    stream. Frozen objects are not walked. The thresholds are raised because a thousand streams make far more
-    than 700 objects between two steps, none of which is garbage yet.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 class Server(uvicorn.Server):

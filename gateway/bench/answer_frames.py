@@ -6,26 +6,25 @@ Not here: the exchange around it (`gateway/bench/client.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from backend.openai_chunk import FAULTS
 from backend.sse_reader import SseReader
+from backend.upstream_errors import body_words
+from gateway.bench.phrases import one_line
+from gateway.bench.plausible import MAX_TIMINGS, is_count, is_time
 from gateway.bench.sample import Sample
 
 MAX_EVENT_BYTES: Final = 16 << 20
 MAX_DETAIL: Final = 300  # characters of what a server says
-# What is over these is no measurement: figures of it would be of no use, and spoil those of others.
-MAX_COUNT: Final = 1 << 31
-MAX_TIMING_MS: Final = 1e9
-_MAX_TIMINGS: Final = 64
+_MAX_BODY: Final = 4 * MAX_DETAIL
 _MAX_NAME: Final = 64  # characters, of a timing or a finish_reason
 # What msgspec raises for bytes that it cannot read: the last one for nesting without end.
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EMPTY: Final = frozenset((b"null", b'""', b"[]", b"{}"))
-# vLLM ends an answer with these when it gave up on it.
-_GIVEN_UP: Final = frozenset(("abort", "error"))
 
 
 class _Delta(msgspec.Struct):
@@ -102,7 +101,7 @@ class AnswerFrames:
         if sample.finish is None or not self.is_done:
             missing = "a finish_reason" if sample.finish is None else "[DONE]"
             raise StreamFault("truncated", f"the stream ended without {missing}")
-        if sample.finish in _GIVEN_UP:
+        if sample.finish in FAULTS:  # the server gave up on it
             raise StreamFault("aborted", f"the server ended the answer with finish_reason {sample.finish!r}")
         if not sample.frames_s:
             raise StreamFault("empty", f"no output; finish_reason {sample.finish!r}")
@@ -152,30 +151,14 @@ class AnswerFrames:
             sample.cached_tokens = _count(details.get("cached_tokens"))
         if self._timings is not UNSET:
             timings = _mapping(self._timings)
-            numbers = {name[:_MAX_NAME]: float(value) for name, value in timings.items() if _is_timing(value)}
-            sample.timings = dict(list(numbers.items())[:_MAX_TIMINGS])
+            numbers = {name[:_MAX_NAME]: float(value) for name, value in timings.items() if is_time(value)}
+            sample.timings = dict(list(numbers.items())[:MAX_TIMINGS])
 
 
 def error_text(body: bytes) -> str:
     """What an error says, of OpenAI's shape or another: one line, bounded, with nothing but what prints."""
-    try:
-        error: Any = msgspec.json.decode(body)
-    except UNREADABLE:
-        error = body.decode(errors="replace")
-    if isinstance(error, dict):
-        error = error.get("error") or error.get("message") or error.get("detail") or error
-    if isinstance(error, dict):
-        error = error.get("message") or error
-    try:
-        text = str(error)
-    except RecursionError:
-        text = body.decode(errors="replace")
-    return one_line(text)[:MAX_DETAIL]
-
-
-def one_line(text: str) -> str:
-    """What a server wrote, without line breaks and control characters: it may go to a terminal."""
-    return " ".join("".join(each if each.isprintable() else " " for each in text[: 1 << 16]).split())
+    told, _ = body_words(body)
+    return one_line(told or body[:_MAX_BODY].decode(errors="replace"))[:MAX_DETAIL]
 
 
 def _is_there(value: Raw | UnsetType) -> bool:
@@ -197,12 +180,4 @@ def _mapping(value: Raw | UnsetType) -> Mapping[str, Any]:
 
 
 def _count(value: object) -> int | None:
-    return value if _is_number(value) and isinstance(value, int) and 0 <= value <= MAX_COUNT else None
-
-
-def _is_timing(value: object) -> bool:
-    return _is_number(value) and abs(value) <= MAX_TIMING_MS
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_count(value) else None

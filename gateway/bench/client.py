@@ -14,10 +14,10 @@ from typing import Final
 
 from backend.http_client import HttpClient
 from backend.http_ports import Headers, HttpCall, HttpFault, HttpRequest
-from gateway.bench.answer_frames import AnswerFrames, StreamFault, error_text, one_line
-from gateway.bench.figures import INTERRUPTED
+from gateway.bench.answer_frames import AnswerFrames, StreamFault, error_text
+from gateway.bench.phrases import one_line
 from gateway.bench.progress import Tally
-from gateway.bench.sample import Sample
+from gateway.bench.sample import INTERRUPTED, Sample
 from gateway.bench.target import Target
 
 _OK: Final = 200

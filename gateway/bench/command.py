@@ -8,22 +8,21 @@ when it was interrupted (with a report of what there is). Not here: flags (`gate
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.bench.delivery import deliver
-from gateway.bench.figures import INTERRUPTED
 from gateway.bench.interrupts import reporting
 from gateway.bench.open_files import make_room
 from gateway.bench.options import BenchOptions, read_options
-from gateway.bench.sample import Sample
+from gateway.bench.sample import INTERRUPTED, Sample
 from gateway.bench.server_probe import BenchError
 from gateway.bench.session import run_session
 from gateway.bench.terminal import open_streams, say
 from gateway.cli import BAD_USAGE, FAILED, OK
 from gateway.cli import INTERRUPTED as WAS_INTERRUPTED
+from gateway.event_loop import loop_factory, settle_memory
 
 
 def main_bench(given: Mapping[str, Any]) -> int:
@@ -44,7 +43,7 @@ def main_bench(given: Mapping[str, Any]) -> int:
 
 def _bench(options: BenchOptions) -> int:
     settle_memory()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         outcome = runner.run(run_session(options))
     with reporting():
         faults = deliver(outcome, options.report)
@@ -55,23 +54,8 @@ def _bench(options: BenchOptions) -> int:
     return FAILED if faults else exit_code(outcome.samples, options.report.max_failures)
 
 
-def settle_memory() -> None:
-    """A full collection stops all streams for as long as it takes; what is here by now stays."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
-
-
 def exit_code(samples: Sequence[Sample], max_failures: float) -> int:
     """Of all requests, those of the warm-up too."""
     ended = [sample for sample in samples if sample.error != INTERRUPTED]
     num_failed = sum(sample.error is not None for sample in ended)
     return FAILED if num_failed == len(ended) or num_failed > max_failures * len(ended) else OK
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.bench.document import Document
-from gateway.bench.rows import ABSENT, counted, loop_of, name_of, one_line, share, shown
+from gateway.bench.phrases import counted
+from gateway.bench.rows import ABSENT, clipped, loop_of, name_of, share, shown
 
 _PERCENTILES: Final = ("p50", "p99")  # of all, so that the table stays one that is read
 _MAX_OFF: Final = 0.05  # by which the tokens of a request may differ between like loads
@@ -46,9 +47,7 @@ def settings(runs: Sequence[tuple[str, Document]]) -> list[Compared]:
     """How each run was made, without what no run has."""
     by_run = [{"Server": _server(each), **_load(each), **_measured(each)} for _, each in runs]
     rows = [
-        Compared(
-            name, tuple((run, one_line(told[name])) for (run, _), told in zip(runs, by_run, strict=True))
-        )
+        Compared(name, tuple((run, clipped(told[name])) for (run, _), told in zip(runs, by_run, strict=True)))
         for name in by_run[0]
     ]
     return [row for row in rows if any(value for _, value in row.cells)]
@@ -61,7 +60,7 @@ def unlike(runs: Sequence[tuple[str, Document]]) -> list[str]:
     for name, document in runs[1:]:
         if differing := list(_differing(first, document)):
             told.append(
-                f"Unlike loads: “{one_line(name)}” differs from “{one_line(first_name)}” in "
+                f"Unlike loads: “{clipped(name)}” differs from “{clipped(first_name)}” in "
                 f"{', '.join(differing)}. Its ratios tell of that too."
             )
     return told

@@ -15,12 +15,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.bench.figures import INTERRUPTED
 from gateway.bench.notes import notes_of_load
 from gateway.bench.options import BenchOptions
 from gateway.bench.prepare import Prepared
 from gateway.bench.run_info import ClientHealth, RunInfo
-from gateway.bench.sample import Sample
+from gateway.bench.sample import INTERRUPTED, Sample
 from gateway.bench.server_probe import ServerVersion
 from gateway.bench.target import PATHS
 

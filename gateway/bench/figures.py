@@ -20,11 +20,10 @@ from gateway.bench.latencies import Latencies, frames_per_token, num_tokens, tim
 from gateway.bench.percentiles import Distribution, Spread
 from gateway.bench.plausible import plausible
 from gateway.bench.run_info import RunInfo
-from gateway.bench.sample import Sample
+from gateway.bench.sample import INTERRUPTED, Sample
 from gateway.bench.stages import stages_of
 from gateway.bench.throughput import Throughput, Window, concurrency, last_s, throughput
 
-INTERRUPTED: Final = "interrupted"  # the error of a request that the end of the run cut off: no failure
 # Without a limit of the user's, a gap is a stall if it is over so many times the median gap, and over what a
 # screen shows as one frame (17 ms): nobody sees a shorter one. Deadlines for each token, from which this is
 # simplified: Etalon's fluidity index, arXiv 2407.07000.

@@ -6,15 +6,15 @@ Not here: the values that the report shows (`gateway/bench/run_info.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic, process_time
 from typing import Final
 
 import msgspec
 
-from gateway.bench.rows import counted
-from gateway.bench.run import MAX_BEHIND_S
+from gateway.bench.percentiles import Distribution
+from gateway.bench.phrases import counted
 from gateway.bench.run_info import ClientHealth
 from gateway.bench.sample import Sample
 
@@ -44,13 +44,19 @@ class Pulse:
 
 
 class HealthMeter:
-    """Measures the loop that it was started in, until `stop`."""
+    """Measures the loop that it was started in, until `stop`.
 
-    def __init__(self) -> None:
+    The clocks are in seconds: of what passes, and of the CPU that this process uses.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, cpu_clock: Callable[[], float] = process_time
+    ) -> None:
+        self._clock, self._cpu_clock = clock, cpu_clock
         self._loop = asyncio.get_running_loop()
         self._lags_s: list[float] = []
         self._late_s = self._late_cpu_s = 0.0
-        self._began_s, self._began_cpu_s = monotonic(), process_time()
+        self._began_s, self._began_cpu_s = clock(), cpu_clock()
         self._ticked_s, self._ticked_cpu_s = self._began_s, self._began_cpu_s
         self._timer = self._loop.call_later(_TICK_S, self._tick)
 
@@ -59,7 +65,7 @@ class HealthMeter:
         self._timer = self._loop.call_later(_TICK_S, self._tick)
 
     def _look(self) -> None:
-        now_s, cpu_s = monotonic(), process_time()
+        now_s, cpu_s = self._clock(), self._cpu_clock()
         lag_s = now_s - self._ticked_s - _TICK_S
         if lag_s > _TICK_S:
             self._late_s += now_s - self._ticked_s
@@ -72,12 +78,12 @@ class HealthMeter:
 
     def stop(self) -> Pulse:
         self._timer.cancel()
-        if monotonic() - self._ticked_s > 2 * _TICK_S:
+        if self._clock() - self._ticked_s > 2 * _TICK_S:
             self._look()  # it is held up at this moment
-        lasted_s = monotonic() - self._began_s
+        lasted_s = self._clock() - self._began_s
         return Pulse(
             lasted_s=lasted_s,
-            cpu_share=(process_time() - self._began_cpu_s) / max(lasted_s, 1e-9),
+            cpu_share=(self._cpu_clock() - self._began_cpu_s) / max(lasted_s, 1e-9),
             lags_s=self._lags_s,
             own_share=self._late_cpu_s / self._late_s if self._late_s else 0.0,
         )
@@ -89,27 +95,26 @@ def client_health(
     is_open: bool = False,
     is_capped: bool = False,
     num_left_out: int = 0,
+    max_behind_s: float = 0.0,
 ) -> ClientHealth:
     """What is told of the client, with a sentence for each thing that spoils the measurement.
 
-    `samples` of an open loop tell how late requests were sent.
+    `samples` of an open loop tell how late requests were sent. It leaves out arrivals that it is over
+    `max_behind_s` late for, of which there were `num_left_out`.
     """
-    lags_ms = sorted(lag * 1000 for lag in pulse.lags_s) or [0.0]
+    lags_ms = Distribution.of([lag * 1000 for lag in pulse.lags_s] or [0.0])
     late_s = [sample.sent_s - sample.due_s for sample in samples] if is_open else []
     health = ClientHealth(
         cpu_share=round(pulse.cpu_share, 3),
-        lag_p50_ms=_rank(lags_ms, 0.5),
-        lag_p99_ms=_rank(lags_ms, 0.99),
-        lag_max_ms=_rank(lags_ms, 1.0),
+        lag_p50_ms=round(lags_ms.at(50), 3),
+        lag_p99_ms=round(lags_ms.at(99), 3),
+        lag_max_ms=round(lags_ms.at(100), 3),
         max_late_ms=round(max(late_s, default=0.0) * 1000, 3),
         num_late=sum(late > LATE_S for late in late_s),
     )
-    notes = (*_of_the_loop(health, pulse), *_of_the_schedule(health, is_capped, num_left_out))
+    of_the_schedule = _of_the_schedule(health, is_capped, num_left_out, max_behind_s)
+    notes = (*_of_the_loop(health, pulse), *of_the_schedule)
     return msgspec.structs.replace(health, notes=notes)
-
-
-def _rank(values: Sequence[float], share: float) -> float:
-    return round(values[min(len(values) - 1, int(share * len(values)))], 3)
 
 
 def _of_the_loop(health: ClientHealth, pulse: Pulse) -> Iterator[str]:
@@ -133,7 +138,9 @@ def _of_the_loop(health: ClientHealth, pulse: Pulse) -> Iterator[str]:
         )
 
 
-def _of_the_schedule(health: ClientHealth, is_capped: bool, num_left_out: int) -> Iterator[str]:
+def _of_the_schedule(
+    health: ClientHealth, is_capped: bool, num_left_out: int, max_behind_s: float
+) -> Iterator[str]:
     if health.num_late and is_capped:
         yield (
             f"{counted(health.num_late, 'request')} went out up to {health.max_late_ms:.0f} ms late, because "
@@ -144,6 +151,6 @@ def _of_the_schedule(health: ClientHealth, is_capped: bool, num_left_out: int) -
     if num_left_out:
         yield (
             f"{counted(num_left_out, 'arrival')} had to be left out, for the client was over "
-            f"{MAX_BEHIND_S:g} s behind: the rate that was asked for was not reached. Use a lower rate, or "
+            f"{max_behind_s:g} s behind: the rate that was asked for was not reached. Use a lower rate, or "
             "more clients."
         )

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gateway.bench.figures import INTERRUPTED
 from gateway.bench.options import BenchOptions
+from gateway.bench.phrases import counted
 from gateway.bench.prompts import Measure
-from gateway.bench.rows import counted
-from gateway.bench.sample import Sample
+from gateway.bench.sample import INTERRUPTED, Sample
 
 _MAX_OFF: Final = 0.02
 _MAX_CACHED: Final = 0.1  # of the prompts' tokens, beyond what they are meant to share

@@ -89,13 +89,18 @@ class GapCounts:
 
     def add(self, times_s: Sequence[float]) -> list[int]:
         """Count the gaps of one request; returns them, in microseconds."""
-        gaps_us = [round((after - before) * 1e6) for before, after in pairwise(times_s)]
+        gaps_us = gaps_us_of(times_s)
         self._counts.update(gaps_us)
         return gaps_us
 
     def distribution(self) -> Distribution:
         """In milliseconds."""
         return Distribution.counted(self._counts, 1e-3)
+
+
+def gaps_us_of(times_s: Sequence[float]) -> list[int]:
+    """The gaps between times in order, in whole microseconds."""
+    return [round((after - before) * 1e6) for before, after in pairwise(times_s)]
 
 
 def percentile(values: Iterable[float], percent: float) -> float:

@@ -25,7 +25,7 @@ from gateway.bench.server_probe import (
     server_version,
 )
 from gateway.bench.target import BodyMaker
-from gateway.bench.words import WORDS
+from gateway.bench.word_list import WORDS
 from gateway.bench.workload import from_records, made_up
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from gateway.bench.words import WORDS
+from gateway.bench.word_list import WORDS
 
 _POOL_WORDS: Final = 1 << 15
 _OWN_WORDS: Final = 12  # drawn for each text: 300 words ** 12 beginnings

@@ -12,6 +12,7 @@ from typing import Final
 from gateway.bench.document import Document
 from gateway.bench.figures import Figures
 from gateway.bench.percentiles import Spread
+from gateway.bench.phrases import one_line
 from gateway.bench.run_info import ClientHealth, RunInfo
 
 # By the name in the document: what it is called, and what it means.
@@ -58,11 +59,6 @@ def shown(value: float) -> str:
 
 def share(value: float) -> str:
     return f"{value * 100:.2f} %" if 0 < value < 0.1 or 0.9 < value < 1 else f"{value * 100:.1f} %"
-
-
-def counted(count: int, noun: str) -> str:
-    """1 request, 2,000 requests."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def load_of(run: RunInfo) -> str:
@@ -174,15 +170,14 @@ def turns_of(document: Document) -> Grid:
 
 def failures_of(document: Document) -> Grid:
     rows = tuple(
-        (one_line(kind), f"{each.count:,}", one_line(each.example))
-        for kind, each in document.failures.items()
+        (clipped(kind), f"{each.count:,}", clipped(each.example)) for kind, each in document.failures.items()
     )
     return Grid("Failures", ("count", "first of them"), rows)
 
 
-def one_line(text: str) -> str:
-    """What a server wrote, without line breaks and control characters: it goes to a terminal."""
-    line = "".join(each if each.isprintable() else " " for each in text)
+def clipped(text: str) -> str:
+    """In one line, with an end that is not too far away."""
+    line = one_line(text)
     return line if len(line) <= _MAX_DETAIL else line[: _MAX_DETAIL - 1] + "…"
 
 
@@ -197,11 +192,11 @@ def settings_of(run: RunInfo) -> Facts:
         *run.versions.items(),
         ("Client's machine", run.machine),
     ]
-    return Facts("Settings", tuple((one_line(name), one_line(value)) for name, value in rows))
+    return Facts("Settings", tuple((clipped(name), clipped(value)) for name, value in rows))
 
 
 def notes_of(document: Document) -> list[str]:
-    return [one_line(note) for note in document.run.client.notes]
+    return [clipped(note) for note in document.run.client.notes]
 
 
 def grids_of(document: Document) -> list[Grid]:
@@ -215,7 +210,7 @@ def _grid(title: str, spreads: Iterable[tuple[str, Spread]]) -> Grid:
     named = list(spreads)
     columns = _columns([spread for _, spread in named])
     rows = tuple(
-        (one_line(name), *(shown(spread[each]) if each in spread else "" for each in columns))
+        (clipped(name), *(shown(spread[each]) if each in spread else "" for each in columns))
         for name, spread in named
     )
     return Grid(title, columns, rows)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
+
+INTERRUPTED: Final = "interrupted"  # the error of a request that the end of the run cut off: no failure
 
 
 class Sample(msgspec.Struct):

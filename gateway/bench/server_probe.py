@@ -14,9 +14,10 @@ import msgspec
 
 from backend.http_client import HttpClient
 from backend.http_ports import HttpFault
-from gateway.bench.answer_frames import UNREADABLE, error_text, one_line
+from gateway.bench.answer_frames import UNREADABLE, error_text
 from gateway.bench.client import BenchClient
 from gateway.bench.conversation import Message
+from gateway.bench.phrases import one_line
 from gateway.bench.prompts import Measure, Texts, measured
 from gateway.bench.sample import Sample
 from gateway.bench.target import BodyMaker, Target

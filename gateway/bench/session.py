@@ -22,7 +22,7 @@ from gateway.bench.interrupts import ending
 from gateway.bench.options import BenchOptions
 from gateway.bench.prepare import prepare
 from gateway.bench.progress import ProgressLine, Tally
-from gateway.bench.run import Load
+from gateway.bench.run import MAX_BEHIND_S, Load
 from gateway.bench.run_info import RunInfo
 from gateway.bench.sample import Sample
 from gateway.bench.terminal import say
@@ -57,7 +57,9 @@ async def run_session(options: BenchOptions) -> Outcome:
                 await load.run()
             plan, samples = options.plan, sorted(load.samples, key=lambda sample: sample.number)
             is_capped = plan.max_concurrency is not None
-            health = client_health(meter.stop(), samples, plan.is_open, is_capped, load.num_left_out)
+            health = client_health(
+                meter.stop(), samples, plan.is_open, is_capped, load.num_left_out, MAX_BEHIND_S
+            )
             run = run_info_of(options, prepared, samples, health, started_at, load.was_stopped)
             await http.close()
     finally:

@@ -12,7 +12,8 @@ from typing import Final
 
 from gateway.bench.charts import LEFT, RIGHT, across, box, dot, image, path, stroke, upward, words
 from gateway.bench.document import Document
-from gateway.bench.rows import counted, shown
+from gateway.bench.phrases import counted
+from gateway.bench.rows import shown
 from gateway.bench.scale import Scale, fitting, linear
 from gateway.bench.timeline import Slice
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.bench.answer_frames import AnswerFrames, StreamFault, error_text
+from gateway.bench.plausible import MAX_COUNT, MAX_TIMINGS
 from gateway.bench.sample import Sample
 from tests.gateway.bench.fake_server import DONE, delta, event, usage
 
@@ -175,20 +176,25 @@ def test_counts_that_cannot_be_read_fail(usage: bytes) -> None:
 
 
 def test_counts_that_are_none_are_not_taken() -> None:
-    for count in (-1, 1.5, True, None, "7", (1 << 31) + 1, 10**30):
+    for count in (-1, 1.5, True, None, "7", MAX_COUNT + 1, 10**30):
         sample, _ = read(delta("stop", content="x"), usage(count, count), DONE)  # type: ignore[arg-type]
         assert (sample.prompt_tokens, sample.output_tokens) == (None, None)
-    assert read(delta("stop", content="x"), usage(1 << 31, 0), DONE)[0].prompt_tokens == 1 << 31
+    assert read(delta("stop", content="x"), usage(MAX_COUNT, 0), DONE)[0].prompt_tokens == MAX_COUNT
 
 
 def test_timings_that_are_none_are_not_taken() -> None:
     told = {"a": 1e9, "b": -5, "c": 2e9, "d": 1e308, "e": 10**400, "n" * 99: 1}
     sample, _ = read(delta("stop", content="x"), event({"choices": [], "timings": told}), DONE)
-    assert sample.timings == {"a": 1e9, "b": -5.0, "n" * 64: 1.0}
+    assert sample.timings == {"a": 1e9, "n" * 64: 1.0}
     many = {f"n{number}": 1 for number in range(999)}
     sample, _ = read(delta("stop", content="x"), event({"choices": [], "timings": many}), DONE)
     assert sample.timings is not None
-    assert len(sample.timings) == 64
+    assert list(sample.timings) == list(many)[:MAX_TIMINGS]
+
+
+@pytest.mark.parametrize("finish", ["error", "cancelled", "timeout"])
+def test_an_answer_that_the_server_gave_up_fails(finish: str) -> None:
+    assert fault_of(delta(content="x"), delta(finish), DONE)[0] == "aborted"
 
 
 def test_a_long_finish_reason_is_cut() -> None:
@@ -220,7 +226,9 @@ def test_the_text_is_kept_only_where_it_is_wanted() -> None:
         ({"error": "plain"}, "plain"),
         ({"detail": "Not Found"}, "Not Found"),
         ({"message": "m"}, "m"),
-        ([1], "[1]"),
+        ({"detail": [{"loc": ["body", "n"], "msg": "too large"}]}, "too large"),
+        ({"code": 5}, '{"code": 5}'),
+        ([], "[]"),
     ],
 )
 def test_the_text_of_an_error_is_found_in_its_usual_places(body: Any, told: str) -> None:

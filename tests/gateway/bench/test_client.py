@@ -1,8 +1,10 @@
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,22 @@ def with_usage(value: bytes) -> list[bytes]:
 
 BODY = BodyMaker("tiny").body([{"role": "user", "content": "a b c"}], 3)
 FOREVER_S = 60.0
+TIMEOUT_S = 77.0  # no other timer has it
+
+
+def noted_timers(monkeypatch: pytest.MonkeyPatch, delay_s: float) -> list[Callable[[], Any]]:
+    """What is to be called after just that time; a test calls it when it likes."""
+
+    def call_later(given_s: float, callback: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        if given_s == delay_s:
+            noted.append(partial(callback, *given))
+        return real(given_s, callback, *given, **more)
+
+    noted: list[Callable[[], Any]] = []
+    loop = asyncio.get_running_loop()
+    real = loop.call_later
+    monkeypatch.setattr(loop, "call_later", call_later)
+    return noted
 
 
 @asynccontextmanager
@@ -243,13 +261,22 @@ async def test_a_server_that_is_not_there_is_a_failure() -> None:
     [(b"", "headers"), (HEAD + chunk(delta(content="x")), "its end")],
     ids=["nothing", "a frame"],
 )
-async def test_an_answer_that_takes_too_long_is_a_failure(sent: bytes, where: str) -> None:
+async def test_an_answer_that_takes_too_long_is_a_failure(
+    sent: bytes, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def answer(asked: Asked) -> None:
         await asked.send(sent)
-        await asyncio.sleep(FOREVER_S)
+        await until(asked.reader.at_eof)
 
-    sample = await sample_of(answer, timeout_s=0.05)
-    assert (sample.error, sample.detail) == ("timeout", f"no answer up to {where} within 0.05 s")
+    timers = noted_timers(monkeypatch, TIMEOUT_S)
+    sample = Sample(number=0, due_s=0.0)
+    async with asking(answer, TIMEOUT_S) as (client, server):
+        task = asyncio.ensure_future(client.ask(BODY, sample))
+        await until(lambda: bool(sample.frames_s if sent else server.asked))
+        (time_out,) = timers
+        time_out()
+        await task
+    assert (sample.error, sample.detail) == ("timeout", f"no answer up to {where} within 77 s")
 
 
 async def test_a_cancelled_request_is_aborted_and_interrupted() -> None:

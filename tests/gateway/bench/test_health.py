@@ -1,12 +1,11 @@
-import asyncio
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from gateway.bench.health import HealthMeter, Pulse, client_health
 from gateway.bench.run_info import ClientHealth
 from gateway.bench.sample import Sample
+from tests.gateway.bench.fake_server import until
 
 
 def health(
@@ -21,12 +20,12 @@ def health(
 ) -> ClientHealth:
     samples = [Sample(number=0, due_s=1.0, sent_s=1.0 + late) for late in late_s]
     pulse = Pulse(lasted_s, cpu_share, lags_s or [], own_share)
-    return client_health(pulse, samples, is_open, is_capped, num_left_out)
+    return client_health(pulse, samples, is_open, is_capped, num_left_out, max_behind_s=5.0)
 
 
 def test_a_client_that_keeps_up_has_no_notes() -> None:
     made = health(0.123456, [0.001] * 99 + [0.5], (0.002, 0.009))
-    assert (made.cpu_share, made.lag_p50_ms, made.lag_p99_ms, made.lag_max_ms) == (0.123, 1.0, 500.0, 500.0)
+    assert (made.cpu_share, made.lag_p50_ms, made.lag_p99_ms, made.lag_max_ms) == (0.123, 1.0, 5.99, 500.0)
     made = health(0.1, [0.001] * 999 + [0.5], (0.002, 0.009))
     assert (made.lag_p99_ms, made.lag_max_ms, made.max_late_ms, made.num_late) == (1.0, 500.0, 9.0, 0)
     assert made.notes == ()
@@ -87,33 +86,52 @@ def test_arrivals_that_were_left_out_are_told() -> None:
     assert note.startswith("7 arrivals had to be left out, for the client was over 5 s behind")
 
 
-async def held_up(hold: Callable[[], None], ticks_after: bool) -> Pulse:
-    meter = HealthMeter()
-    await asyncio.sleep(0)
-    hold()
+@dataclass
+class Clocks:
+    """They stand still but when a test moves them."""
+
+    now_s: float = 50.0
+    cpu_s: float = 7.0
+    num_looks: int = 0
+
+    def clock(self) -> float:
+        self.num_looks += 1
+        return self.now_s
+
+    def cpu_clock(self) -> float:
+        return self.cpu_s
+
+
+async def held_up(lasted_s: float, cpu_s: float = 0.0, ticks_after: bool = True) -> Pulse:
+    """What a meter has seen of a loop that did nothing else for so long."""
+    clocks = Clocks()
+    meter = HealthMeter(clocks.clock, clocks.cpu_clock)
+    clocks.now_s += lasted_s
+    clocks.cpu_s += cpu_s
     if ticks_after:
-        await asyncio.sleep(0.001)
+        num_looks = clocks.num_looks
+        await until(lambda: clocks.num_looks > num_looks)
     return meter.stop()
-
-
-def work() -> None:
-    began_s = time.process_time()
-    while time.process_time() - began_s < 0.1:
-        pass
 
 
 @pytest.mark.parametrize("ticks_after", [True, False])
 async def test_a_loop_that_is_held_up_is_measured(ticks_after: bool) -> None:
-    pulse = await held_up(lambda: time.sleep(0.1), ticks_after)
-    assert max(pulse.lags_s) >= 0.08
+    pulse = await held_up(0.105, 0.021, ticks_after)
     # As late as a frame was that came at any time of it: each 10 ms, one lag.
-    assert len(pulse.lags_s) >= 8
-    assert sorted(pulse.lags_s)[-4] >= 0.05
-    assert pulse.lasted_s >= 0.1
+    late_s = [lag_s for lag_s in pulse.lags_s if lag_s]
+    assert late_s == pytest.approx([0.095 - 0.01 * number for number in range(10)])
+    assert (pulse.lasted_s, pulse.cpu_share) == pytest.approx((0.105, 0.2))
+
+
+async def test_a_loop_that_is_no_later_than_a_timer_is_not_held_up() -> None:
+    pulse = await held_up(0.015, 0.015, ticks_after=False)
+    assert (list(pulse.lags_s), pulse.own_share) == ([], 0.0)
+    pulse = await held_up(0.015, 0.015)
+    assert max(pulse.lags_s) == pytest.approx(0.005)
+    assert pulse.own_share == 0.0
 
 
 async def test_whose_work_held_the_loop_up_is_measured() -> None:
-    assert (await held_up(lambda: time.sleep(0.1), True)).own_share < 0.25
-    # A busy machine takes its share, but the work itself is all our own.
-    pulse = await held_up(work, True)
-    assert pulse.own_share * pulse.lasted_s >= 0.05
+    assert (await held_up(0.1)).own_share == 0.0
+    assert (await held_up(0.1, 0.06)).own_share == pytest.approx(0.6)
+    assert (await held_up(0.1, 0.06, ticks_after=False)).own_share == pytest.approx(0.6)

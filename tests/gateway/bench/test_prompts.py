@@ -7,7 +7,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from gateway.bench.prompts import Measure, Texts, measured, words_of_one_token
-from gateway.bench.words import WORDS
+from gateway.bench.word_list import WORDS
 from tests.tokenizers import tokenizer_folder
 
 
