@@ -205,7 +205,7 @@ def passthrough(
     given = settings.upstream
     if not upstreams or not given.passthrough:
         return None
-    choose = UpstreamChoice(upstreams, given.upstream_api_key, replicas)
+    choose = UpstreamChoice(upstreams, given.upstream_api_key, replicas, settings.limits.queue_max_requests)
     body = BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s)
     head_limit_s = settings.limits.request_limit_s
     return Passthrough(edge, keys, body, http, choose, lambda: rules.current.num_rules > 0, head_limit_s)

@@ -15,6 +15,7 @@ from backend.pool import QUIET_LIMIT_S
 from backend.replica import READY, QueueBounds, Replica
 from backend.upstream_address import UpstreamAddress
 from backend.upstream_faults import refusal
+from backend.upstream_key import key_headers
 from backend.upstream_server import UpstreamServer
 from gateway.passthrough import UpstreamTarget
 from pipeline.errors import NoWorker, QueueFull, UnknownModel, WorkerLost
@@ -38,7 +39,7 @@ class UpstreamChoice:
         replicas: Sequence[Replica],
         max_passed: int = QueueBounds().max_waiting_requests,
     ) -> None:
-        headers = () if api_key is None else ((b"authorization", b"Bearer " + api_key.encode()),)
+        headers = key_headers(api_key)
         targets = {
             str(address): UpstreamTarget(address.origin, address.prefix, headers, str(address))
             for address in addresses
