@@ -165,7 +165,12 @@ async def test_every_figure_is_as_if_recorded_step_by_step(monkeypatch: pytest.M
 def _count_records(stats: Any) -> list[Any]:
     records: list[Any] = []
     record = stats.record
-    stats.record = lambda **figures: (records.append(figures), record(**figures))
+
+    def counted(**figures: Any) -> None:
+        records.append(figures)
+        record(**figures)
+
+    stats.record = counted
     return records
 
 
