@@ -25,6 +25,8 @@ from gateway.bench.plan import Plan
 from gateway.bench.target import CHAT, COMPLETIONS, Target, parse_target
 from gateway.bench.workload import Shape
 
+# Ten times what one process sends. Faster arrivals could not even be left out as quickly as they come.
+_MAX_RATE: Final = 1e5
 _USERS: Final = 16
 _REQUESTS: Final = 100
 _MAX_USERS: Final = 100_000
@@ -102,7 +104,7 @@ def _target(given: Given, environ: Mapping[str, str]) -> Target:
 
 
 def _plan(given: Given, num_in_file: int) -> Plan:
-    rate = given.number("rate", None, above=0, most=1e6)
+    rate = given.number("rate", None, above=0, most=_MAX_RATE)
     if rate is not None and given.has("concurrency"):
         raise ValueError(
             "--rate and --concurrency are given; an open loop takes --rate with --max-concurrency"

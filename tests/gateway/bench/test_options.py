@@ -77,7 +77,8 @@ def test_timings_can_be_asked_for_or_not() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--rate 0", "--rate is '0'; it must be a number above 0 and at most 1e+06"),
+        ("--rate 0", "--rate is '0'; it must be a number above 0 and at most 100000"),
+        ("--rate 100001", "--rate is '100001'; it must be a number above 0 and at most 100000"),
         ("--rate nan", "--rate is 'nan'; it must be a number above 0"),
         ("--rate 1 --concurrency 2", "--rate and --concurrency are given"),
         ("--arrivals constant", "--arrivals is given without --rate"),
