@@ -44,7 +44,7 @@ class CompletionsWire:
         return HttpRequest("POST", COMPLETIONS, headers, msgspec.json.encode(body))
 
     def reader(self, call: EngineCall, sink: Sink) -> CompletionsReader:
-        return CompletionsReader(call, sink)
+        return CompletionsReader(call, sink, _decode)
 
     def abort(self, request_id: str) -> None:
         """vLLM aborts when the connection closes."""
@@ -67,16 +67,13 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] = []
 
 
-_decoder: Final = msgspec.json.Decoder(StreamEvent[_Logprobs])
+_decode: Final = msgspec.json.Decoder(StreamEvent[_Logprobs]).decode
 
 
 class CompletionsReader(TokenReader[_Logprobs]):
     """`upstream_ports.AnswerReader`."""
 
     __slots__ = ()
-
-    def _decode(self, payload: bytes) -> StreamEvent[_Logprobs]:
-        return _decoder.decode(payload)
 
     def _positions(self, logprobs: _Logprobs, num_top: int) -> Sequence[TokenLogprobs]:
         return [

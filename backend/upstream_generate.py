@@ -48,7 +48,7 @@ class GenerateWire:
         return HttpRequest("POST", GENERATE, headers, msgspec.json.encode(body))
 
     def reader(self, call: EngineCall, sink: Sink) -> GenerateReader:
-        return GenerateReader(call, sink)
+        return GenerateReader(call, sink, _decode)
 
     def abort(self, request_id: str) -> None:
         """vLLM aborts when the connection closes."""
@@ -68,16 +68,13 @@ class _Logprobs(msgspec.Struct):
     content: list[_Position] | None = None
 
 
-_decoder: Final = msgspec.json.Decoder(StreamEvent[_Logprobs])
+_decode: Final = msgspec.json.Decoder(StreamEvent[_Logprobs]).decode
 
 
 class GenerateReader(TokenReader[_Logprobs]):
     """`upstream_ports.AnswerReader`."""
 
     __slots__ = ()
-
-    def _decode(self, payload: bytes) -> StreamEvent[_Logprobs]:
-        return _decoder.decode(payload)
 
     def _positions(self, logprobs: _Logprobs, num_top: int) -> Sequence[TokenLogprobs]:
         return [_position(each, num_top) for each in logprobs.content or ()]

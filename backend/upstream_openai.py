@@ -27,6 +27,7 @@ from backend.openai_chunk import (
     calls_of,
     decode_chunk,
     fragments_of,
+    mended_chunk,
     timings_of,
     usage_of,
 )
@@ -127,10 +128,11 @@ class ChunkReader:
             return self._done(now_s)
         try:
             chunk = decode_chunk(payload)
-        except ValueError:
-            if self.has_finish or holds_nothing(payload):
+        except (ValueError, RecursionError):
+            mended = self._mended(payload)
+            if mended is None:
                 return False
-            raise
+            chunk = mended
         choices = chunk.choices
         if choices and chunk.usage is None and self._calls is None and len(choices) == 1:
             choice = choices[0]
@@ -153,6 +155,15 @@ class ChunkReader:
     def closed(self, now_s: float) -> bool:
         """The body is complete: a server that has told its finish need not say `[DONE]`."""
         return self.has_finish and self._end(now_s)
+
+    def _mended(self, payload: bytes) -> Chunk | None:
+        """What cannot be read as it is; None where nothing of the answer is in it. Raises `ValueError`."""
+        try:
+            return mended_chunk(payload)
+        except ValueError:
+            if self.has_finish or holds_nothing(payload):
+                return None
+            raise
 
     def _look(self, chunk: Chunk, now_s: float) -> bool:
         """An event that is not just a piece of content."""

@@ -11,7 +11,7 @@ asked for are cut off, and then the choice has ended by its length, whatever the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -48,22 +48,19 @@ class StreamEvent(msgspec.Struct, Generic[L]):
 
 
 class TokenReader(ABC, Generic[L]):
-    """`upstream_ports.AnswerReader`."""
+    """`upstream_ports.AnswerReader`. `decode` raises `ValueError` or `RecursionError`."""
 
     max_bytes = MAX_ANSWER_BYTES
-    __slots__ = ("_has_begun", "_last", "_num_left", "_num_top", "_sink", "has_finish")
+    __slots__ = ("_decode", "_has_begun", "_last", "_num_left", "_num_top", "_sink", "has_finish")
 
-    def __init__(self, call: EngineCall, sink: Sink) -> None:
+    def __init__(self, call: EngineCall, sink: Sink, decode: Callable[[bytes], StreamEvent[L]]) -> None:
+        self._decode = decode
         self._sink = sink
         self._num_top: int | None = call.sampling.get("logprobs")  # the most likely tokens it asked for
         self._num_left = call.max_tokens
         self._has_begun = False
         self._last: StreamChoice[L] | None = None  # with the finish
         self.has_finish = False
-
-    @abstractmethod
-    def _decode(self, payload: bytes) -> StreamEvent[L]:
-        """Raises `ValueError`, `RecursionError`."""
 
     @abstractmethod
     def _positions(self, logprobs: L, num_top: int) -> Sequence[TokenLogprobs]:
@@ -80,16 +77,16 @@ class TokenReader(ABC, Generic[L]):
             event = self._decode(payload)
         except (ValueError, RecursionError) as error:
             return self._unreadable(payload, error, now_s)
-        if event.choices and event.error is None and self._last is None:
+        if event.choices and event.error is None and not self.has_finish:
             choice = event.choices[0]
             ids = choice.token_ids
             if ids and choice.finish_reason is None and not choice.index:
-                self._num_left -= len(ids)
-                if self._num_left >= 0:  # the token path
-                    self._has_begun = True
-                    self._sink.tokens(ids, None, None, None, self._logprobs(choice), now_s)
+                num_left = self._num_left - len(ids)
+                if num_left >= 0:  # the token path
+                    self._num_left, self._has_begun = num_left, True
+                    logprobs = None if choice.logprobs is None else self._logprobs(choice)
+                    self._sink.tokens(ids, None, None, None, logprobs, now_s)
                     return False
-                self._num_left += len(ids)
         return self._look(event, now_s)
 
     def closed(self, now_s: float) -> bool:
