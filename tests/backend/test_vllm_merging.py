@@ -294,3 +294,15 @@ async def test_other_stat_loggers_and_several_engines_get_each_step() -> None:
     assert Merging.of(several) is None
     assert Merging.of(None) is None
     assert Merging.of(manager()) is not None
+
+
+async def test_queries_before_a_reset_of_the_prefix_cache_are_not_counted_after_it() -> None:
+    from vllm.v1.metrics.stats import PrefixCacheStats
+
+    live = Live()
+    records = _count_records(live.stats._manager)
+    live.step(is_first=True, prefix_cache_stats=PrefixCacheStats(requests=1, queries=30, hits=20))
+    live.step(prefix_cache_stats=PrefixCacheStats(reset=True, requests=1, queries=40))
+    figures = [record["scheduler_stats"].prefix_cache_stats for record in records]
+    assert [(each.reset, each.queries) for each in figures] == [(False, 30), (True, 40)]
+    assert (live.value(), live.value("prefix_cache_queries_total")) == (2, 70)
