@@ -18,7 +18,7 @@ MIN_LATER_DELTAS: Final = 8  # fewer are not worth another turn of the loop
 
 
 class FirstTokens:
-    """Between a link and its dispatch. `step` may raise `LinkError`; `broken` is told of one that comes later."""
+    """Between a link and its dispatch. `step` may raise `LinkError`; `broken` is told of a later one."""
 
     __slots__ = ("_broken", "_later", "_step")
 
