@@ -27,20 +27,9 @@ FLUSH_PERIODS: Final = 10  # metrics counted per token become visible to other p
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An open request."""
+    """An open request. `request` is None once it is removed: its place in the heap holds nothing of it."""
 
-    client: Client
-    answer: Answer
-
-    def look(self, now_s: float) -> float:
-        """Enforce its limits; the time before which none can be passed."""
-        try:
-            _look_at(self.client, self.answer, now_s)
-            return self.answer.next_check_s(now_s)
-        except Exception as error:  # one stream's fault must not stop the clock of all the others
-            log_fault(error, self.client.record.request_id)
-            _give_up(self.client, self.answer)
-            return now_s
+    request: tuple[Client, Answer] | None
 
 
 class OpenRequests:
@@ -49,7 +38,9 @@ class OpenRequests:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._open: dict[Client, _Open] = {}
-        self._due: list[tuple[float, int, _Open]] = []  # a heap; those removed stay until their time
+        self._due: list[
+            tuple[float, int, _Open]
+        ] = []  # a heap; removed ones keep their place
         self._numbers = count()
         self._peak = 0
 
@@ -57,17 +48,20 @@ class OpenRequests:
         return len(self._open)
 
     def add(self, client: Client, answer: Answer) -> None:
-        self._open[client] = one = _Open(client, answer)
+        self._open[client] = one = _Open((client, answer))
         heappush(self._due, (0.0, next(self._numbers), one))
 
     def remove(self, client: Client) -> None:
-        self._open.pop(client, None)
+        one = self._open.pop(client, None)
+        if one is not None:
+            one.request = None
         self._peak = max(self._peak, client.outlet.peak)
 
     def fail_all(self, error: HeadraceError) -> None:
         """Cut every running answer with a named error."""
         for one in list(self._open.values()):
-            one.answer.fail(error)
+            if one.request is not None:
+                one.request[1].fail(error)
 
     async def watch(self, publish: Callable[[], None], looks: Sequence[Callable[[float], None]] = ()) -> None:
         """Runs until it is cancelled. `publish` brings gauges up to date, `looks` watch over other things."""
@@ -98,8 +92,8 @@ class OpenRequests:
         while self._due and self._due[0][0] <= now_s:
             due.append(heappop(self._due)[2])
         for one in due:
-            if self._open.get(one.client) is one:
-                heappush(self._due, (one.look(now_s), next(self._numbers), one))
+            if one.request is not None:
+                heappush(self._due, (_next_look_s(*one.request, now_s), next(self._numbers), one))
 
     def publish(self) -> None:
         """Bring the metrics that are counted elsewhere up to date."""
@@ -110,6 +104,17 @@ class OpenRequests:
         metrics.buffered_bytes.set(sum(outlet.num_buffered for outlet in outlets))
         self._peak = max([self._peak, *(outlet.peak for outlet in outlets)])
         metrics.buffered_peak.set(self._peak)
+
+
+def _next_look_s(client: Client, answer: Answer, now_s: float) -> float:
+    """Enforce a request's limits; the time before which none can be passed."""
+    try:
+        _look_at(client, answer, now_s)
+        return answer.next_check_s(now_s)
+    except Exception as error:  # one stream's fault must not stop the clock of all the others
+        log_fault(error, client.record.request_id)
+        _give_up(client, answer)
+        return now_s
 
 
 def _give_up(client: Client, answer: Answer) -> None:

@@ -6,7 +6,6 @@ The real engine sees images in `test_real_images.py`.
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tests import stack
 from tests.e2e.realtime import talking
+from tests.e2e.resting import logged
 from tests.gateway.media_files import data_uri, image, png_head, wav
 from tests.stack import Gateway
 
@@ -292,12 +292,7 @@ def test_no_log_line_holds_data_of_a_request(gateway: Gateway, client: OpenAI) -
     answer = ask(client, image_part(RED), QUESTION)
     with pytest.raises(BadRequestError):
         ask(client, image_part(RED[:-40]), image_part(b"secret" * 5))
-    lines = gateway.log.read_text()
-    assert data_uri(RED)[30:60] not in lines
-    [line] = [line for line in request_lines(lines) if line["id"] in answer.id]
+    line = logged(gateway, answer.id.removeprefix("chatcmpl-"))
+    assert data_uri(RED)[30:60] not in gateway.log.read_text()
     assert line["prompt_tokens"] == answer.usage.prompt_tokens
     assert "media_ms" in line
-
-
-def request_lines(log: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.splitlines() if line.startswith('{"time"')]

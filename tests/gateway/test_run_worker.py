@@ -14,6 +14,7 @@ from gateway.settings import Settings
 from gateway.settings_answers import Answers
 from gateway.settings_load import SettingsError
 from gateway.settings_media import Media
+from gateway.settings_upstream import Upstream
 from gateway.settings_worker import Engine, Scripted
 from pipeline.values import MediaSupport
 from tests.backend.linked import make_tokenizer
@@ -53,7 +54,8 @@ async def test_a_scripted_worker_announces_the_reasoning_parser(tmp_path: Path) 
     tokenizer = str(make_tokenizer(tmp_path / "model"))
     given = Settings(
         answers=Answers(reasoning_parser=("scripted=qwen3", "olmo3")),
-        scripted=Scripted(scripted=True, tokenizer=tokenizer),
+        scripted=Scripted(scripted=True),
+        upstream=Upstream(tokenizer=(tokenizer,)),
     )
     server = build_server(worker_options(given), StreamProgress())
     assert server.info.reasoning_parser == "qwen3"
@@ -77,8 +79,9 @@ def test_serve_takes_an_engine_argument_that_says_the_same_or_nothing() -> None:
 
 async def test_a_scripted_worker_takes_media_as_its_settings_say(tmp_path: Path) -> None:
     tokenizer = str(make_tokenizer(tmp_path / "model"))
-    scripted = Scripted(scripted=True, tokenizer=tokenizer, scripted_media=("image=w7",))
-    server = build_server(worker_options(Settings(scripted=scripted)), StreamProgress())
+    scripted = Scripted(scripted=True, scripted_media=("image=w7",))
+    given = Settings(scripted=scripted, upstream=Upstream(tokenizer=(tokenizer,)))
+    server = build_server(worker_options(given), StreamProgress())
     assert server.info.media == {"image": MediaSupport(7, 16)}
 
 

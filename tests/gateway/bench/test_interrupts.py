@@ -1,5 +1,6 @@
 import asyncio
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -7,6 +8,17 @@ from gateway.bench.interrupts import ending, reporting
 
 TOLD = "headrace: the report is being made; interrupt once more to end without it\n"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def plain_handlers() -> Iterator[None]:
+    """Python's own, as in a program: loops of other tests may have left theirs."""
+    before = [signal.getsignal(each) for each in SIGNALS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for each, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(each, handler)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
