@@ -38,9 +38,7 @@ class OpenRequests:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._open: dict[Client, _Open] = {}
-        self._due: list[
-            tuple[float, int, _Open]
-        ] = []  # a heap; removed ones keep their place
+        self._due: list[tuple[float, int, _Open]] = []  # a heap; removed ones keep their place
         self._numbers = count()
         self._peak = 0
 

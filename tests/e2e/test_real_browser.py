@@ -209,7 +209,7 @@ async def test_twelve_streams_in_one_tab_run_at_once(
     tab: Tab, engine_gateway: Gateway, engine_worker: Worker, way: str
 ) -> None:
     # Of a length that the last one has begun long before the first one ends, however slow the machine is.
-    requests = [body(f"Count from {number}.", 128) for number in range(NUM_PARALLEL)]
+    requests = [body(f"Count from {number}.", 64) for number in range(NUM_PARALLEL)]
     if way == "fetch":
         all_said = f"Promise.all({json.dumps(requests)}.map(say))"
         shown = await tab.run(all_said)

@@ -278,7 +278,7 @@ def check_bounded(seed: int, num_cases: int) -> None:
 
 
 def test_feed_of_random_rules_equals_the_scan() -> None:
-    check_equals_scan(seed=1, num_cases=500, num_pieces=8)
+    check_equals_scan(seed=1, num_cases=300, num_pieces=8)
 
 
 def test_feed_of_random_rules_with_a_small_bound_is_the_same_for_all_chunkings() -> None:

@@ -61,7 +61,7 @@ def check_hostile_chats(name: str, seed: str, num_chats: int) -> None:
 
 @every_model
 def test_hostile_chats_have_the_ids_of_harmless_text(name: str) -> None:
-    check_hostile_chats(name, f"hostile {name}", 50)
+    check_hostile_chats(name, f"hostile {name}", 25)
 
 
 @pytest.mark.long
