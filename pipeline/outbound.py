@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from filters.hit import Hit
 from filters.text_filter import TextFilter
+from pipeline.any_outbound import NOTHING, AnyOutbound
 from pipeline.channel_text import NO_STARTS
 from pipeline.channels import Channels
-from pipeline.errors import HeadraceError
 from pipeline.events import CONTENT, Event, TextDelta
 from pipeline.logprob_queue import LogprobQueue
 from pipeline.pieces import Detokenizer
@@ -28,18 +27,12 @@ from pipeline.vocabulary import TextsById
 
 # vLLM's finish reasons in OpenAI's words; `abort` and `error` are no finish but a fault.
 FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "repetition": "stop"}
-NOTHING: Final[tuple[Event, ...]] = ()
 
 
-class Outbound:
-    """Safe events of one choice, in order. `finish` is set when the choice has ended; then it refuses more.
-
-    `ended_here` says that the end was decided here (a stop string, a block): the engine must be aborted.
-    """
+class Outbound(AnyOutbound):
+    """The way out of ids. A stop string ends the choice here, as a block does."""
 
     __slots__ = (
-        "_channels",
-        "_content",
         "_detokenizer",
         "_entries",
         "_filter",
@@ -50,12 +43,11 @@ class Outbound:
         "_stops",
         "_texts",
         "_units",
-        "ended_here",
-        "finish",
         "is_new_hold",
         "is_plain",
-        "needs_look",
     )
+
+    is_new_hold: bool
 
     def __init__(
         self,
@@ -65,16 +57,14 @@ class Outbound:
         include_stop: bool = False,
         queue: LogprobQueue | None = None,
     ) -> None:
+        super().__init__(channels)
         self._detokenizer = detokenizer
-        self._channels = channels
-        self._content = channels.content
         self._stops = stops
         self._hides_stop = not include_stop
         self._queue = queue
         # All is content, and it does not matter which id made which text: `feed_text` may be used.
         self.is_plain = not channels.has_parser and (stops is None or not stops.num_exempt_tokens)
-        self.needs_look = False  # after `feed_text`: `look`
-        self.is_new_hold = False  # the last feed began to hold, or what was held before it has all left
+        self.is_new_hold = False
         # While nothing is under way: the text of an id, the characters for which it must be fed, what else
         # must see it.
         self._texts: TextsById | None = None
@@ -83,8 +73,6 @@ class Outbound:
         self._units: deque[tuple[str, Sequence[int]]] = deque()  # the stop matcher holds a part of their text
         self._num_free = 0  # characters of them that it does not
         self._entries: deque[TokenLogprobs] = deque()  # of ids that are not yet whole characters
-        self.finish: FinishReason | None = None
-        self.ended_here = False
 
     def feed(
         self,
@@ -153,7 +141,7 @@ class Outbound:
         return text
 
     def look(self, text: str = "") -> Sequence[Event]:
-        """What follows from what the stages have found. `text`: content that came with it, and first."""
+        """As in `AnyOutbound`, and a stop string that was found ends the text."""
         self.needs_look = False
         self._channels.add_content(text)
         self._end_if_over()
@@ -161,54 +149,12 @@ class Outbound:
             self._close("stop", self._stops.matched)
         return self._channels.take_events()
 
-    def expire(self) -> Sequence[Event]:
-        """Text was held for longer than its limit: what the filter's policy lets go now."""
-        self._channels.expire()
-        self._end_if_over()
-        return self._channels.take_events()
-
-    def abandon(self) -> Sequence[Event]:
-        """The engine is lost: what only rules that fail open still held. Nothing more may come."""
-        self._channels.abandon()
-        return self._channels.take_events()
-
-    def take_hits(self) -> Sequence[tuple[str, Hit]]:
-        """What rules have found since the last call, with the channel."""
-        hits, self._channels.hits = self._channels.hits, []
-        return hits
-
-    @property
-    def has_hits(self) -> bool:
-        return bool(self._channels.hits)
-
-    @property
-    def failure(self) -> HeadraceError | None:
-        """The choice ends with this error, and not with a `Finish`."""
-        return self._channels.failure
-
-    @property
-    def num_held(self) -> int:
-        """Raw characters that wait for the verdict of a filter now."""
-        return self._channels.active.held
-
     @property
     def waits_for_parser(self) -> bool:
-        """The parser keeps the last tokens: nothing of them has reached a filter that could decide by it."""
         return self._channels.num_kept > 0
 
     @property
-    def peak_held(self) -> int:
-        """The most raw characters that a filter ever held."""
-        return self._channels.peak_held
-
-    @property
-    def num_leaked(self) -> int:
-        """Raw characters that filters let go undecided at one of their bounds."""
-        return self._channels.num_leaked
-
-    @property
     def num_reasoning_tokens(self) -> int | None:
-        """None where nothing tells reasoning from content."""
         return self._channels.num_reasoning_tokens
 
     def _decode(self, ids: list[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
@@ -274,16 +220,6 @@ class Outbound:
         self._channels.feed(text, ids)
         self._end_if_over()
 
-    def _end_if_over(self) -> None:
-        """A block or a failure has ended the text."""
-        if self._channels.is_over:
-            self._close("stop", None)
-
     def _close(self, finish: FinishReason, stop_reason: int | str | None) -> None:
-        """The choice is over; nothing if it was before."""
-        if self.finish is not None:
-            return
-        self.ended_here = True
         self._texts = None
-        last = self._channels.end(finish, stop_reason)
-        self.finish = finish if last is None else last.reason
+        super()._close(finish, stop_reason)
