@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 DIRECT_EXTENSION: Final = "headrace.direct"  # a `BeginDirect` in the scope's extensions
 WriteBytes = Callable[[bytes], None]
-# Gives what takes bytes of the body, framed as chunks; None: only `send` may write now. The argument is
-# called once, when that is so from then on.
+# Gives what takes bytes of a body, to be framed as chunks, or a WebSocket's text messages in UTF-8. None:
+# only `send` may write now. The argument is called once, when that is so from then on.
 BeginDirect = Callable[[Callable[[], None]], WriteBytes | None]
 
 

@@ -3,7 +3,8 @@
 Waking the request's task for each token costs 2 to 3 us. An ASGI `send` that need not wait finishes in one
 step, so `MessageOutlet` runs that step itself. Only when the client reads slowly does `send` suspend; a task
 then finishes it, later messages wait in a bounded buffer, and past the bound the client is dropped. Where the
-server offers it, chunks of a body do without `send` as long as nothing waits (`gateway/direct_body.py`).
+server offers it, chunks of a body and text messages do without `send` as long as nothing waits
+(`gateway/direct_body.py`, `gateway/direct_text.py`).
 
 `Outlet` here is the body of an HTTP response. A WebSocket's is in `gateway/websocket_outlet.py`.
 """
@@ -40,19 +41,26 @@ class Body(Protocol):
     def end(self, body: bytes = b"") -> None: ...
 
 
+def no_direct(on_stop: Callable[[], None]) -> WriteBytes | None:
+    """A server that offers nothing: all goes through `send`."""
+    return None
+
+
 class MessageOutlet:
     """The way out through one ASGI `send`, whatever the kind of its messages.
 
     Never raises to the pusher; `on_gone(reason)` is called at most once. `on_flushed()`: a client that was
-    slow has read what waited for it.
+    slow has read what waited for it. `begin_direct`: the server's offer.
     """
 
     __slots__ = (
+        "_begin_direct",
         "_buffer",
         "_max_bytes",
         "_on_gone",
         "_send",
         "_task",
+        "_write",
         "blocked_since_s",
         "closed",
         "num_buffered",
@@ -60,8 +68,16 @@ class MessageOutlet:
         "peak",
     )
 
-    def __init__(self, send: Send, max_buffered_bytes: int, on_gone: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        max_buffered_bytes: int,
+        on_gone: Callable[[str], None],
+        begin_direct: BeginDirect = no_direct,
+    ) -> None:
         self._send = send
+        self._begin_direct = begin_direct
+        self._write: WriteBytes | None = None  # past `send`
         self._max_bytes = max_buffered_bytes
         self._on_gone = on_gone
         self.on_flushed: Callable[[], None] = nothing
@@ -79,9 +95,19 @@ class MessageOutlet:
         self.num_buffered = 0
         self.blocked_since_s = None
         self._on_gone = _ignore  # whoever is told of it holds this outlet
+        self._write = None
+        self._begin_direct = no_direct  # it holds the connection
         if self._task is not None:
             self._task.cancel()
             self._task = None  # here, since a task that is cancelled before its first step runs nothing
+
+    def go_direct(self) -> None:
+        """From here on what is pushed may pass `send` by, if the server offers it and nothing waits."""
+        if self._task is None and not self.closed:
+            self._write = self._begin_direct(self._stop_direct)
+
+    def _stop_direct(self) -> None:
+        self._write = None
 
     async def flushed(self) -> None:
         """Returns when nothing waits for the client any more."""
@@ -136,6 +162,7 @@ class MessageOutlet:
             self.blocked_since_s = None
             self._task = None
         self.on_flushed()
+        self.go_direct()
 
     def _gone(self, reason: str) -> None:
         if not self.closed or self._buffer:
@@ -144,18 +171,13 @@ class MessageOutlet:
             on_gone(reason)
 
 
-def no_direct(on_stop: Callable[[], None]) -> WriteBytes | None:
-    """A server that offers nothing: all goes through `send`."""
-    return None
-
-
 class Outlet(MessageOutlet):
     """The body side of one ASGI `send`.
 
-    `start_headers`: what the response head has whoever writes it. `begin_direct`: the server's offer.
+    `start_headers`: what the response head has whoever writes it.
     """
 
-    __slots__ = ("_begin_direct", "_start_headers", "_write")
+    __slots__ = ("_start_headers",)
 
     def __init__(
         self,
@@ -165,16 +187,14 @@ class Outlet(MessageOutlet):
         start_headers: Sequence[tuple[bytes, bytes]] = (),
         begin_direct: BeginDirect = no_direct,
     ) -> None:
-        super().__init__(send, max_buffered_bytes, on_gone)
+        super().__init__(send, max_buffered_bytes, on_gone, begin_direct)
         self._start_headers = start_headers
-        self._begin_direct = begin_direct
-        self._write: WriteBytes | None = None  # past `send`
 
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the response head."""
         headers = [*headers, *self._start_headers]
         self._push({"type": "http.response.start", "status": status, "headers": headers})
-        self._go_direct()
+        self.go_direct()
 
     def push(self, body: bytes) -> None:
         """Send a part of the body."""
@@ -192,22 +212,6 @@ class Outlet(MessageOutlet):
         self._write = None
         self._push({"type": "http.response.body", "body": body, "more_body": False})
         self.closed = True
-
-    def drop(self) -> None:
-        super().drop()
-        self._write = None
-        self._begin_direct = no_direct  # it holds the connection
-
-    def _go_direct(self) -> None:
-        if self._task is None and not self.closed:
-            self._write = self._begin_direct(self._stop_direct)
-
-    def _stop_direct(self) -> None:
-        self._write = None
-
-    async def _finish(self, sending: Coroutine[Any, Any, None], waiter: Any) -> None:
-        await super()._finish(sending, waiter)
-        self._go_direct()
 
     def _num_bytes(self, message: Message) -> int:
         return len(message["body"])

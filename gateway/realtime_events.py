@@ -28,7 +28,8 @@ _MARK: Final = "\x00mark\x00"  # stands for what differs, in an event that is to
 class TextOutlet(Protocol):
     """Where events go. Never raises."""
 
-    def push(self, text: str) -> None: ...
+    def push(self, text: bytes) -> None:
+        """One message, in UTF-8."""
 
 
 class ItemEvents(Protocol):
@@ -148,16 +149,16 @@ class Events:
 
     def _send(self, kind: str, **fields: Json) -> None:
         event = {"type": kind, "event_id": f"{self._prefix}{self._next_number()}", **fields}
-        self._push(_encode(event).decode())
+        self._push(_encode(event))
 
     def _text_into(self, kind: str, fields: dict[str, Json]) -> WriteText:
         """Writes deltas of this kind. A function: nothing costs less to call for each token."""
         event = {"type": kind, "event_id": self._prefix + _MARK, **fields, "delta": _MARK}
-        head, between, _ = _encode(event).decode().split(_encode(_MARK).decode()[1:-1])
+        head, between, _ = _encode(event).split(_encode(_MARK)[1:-1])
         middle, push, next_number, encode = between[:-1], self._push, self._next_number, _encode
 
         def write(text: str) -> None:
-            push(f"{head}{next_number()}{middle}{encode(text).decode()}}}")
+            push(b"%b%d%b%b}" % (head, next_number(), middle, encode(text)))
 
         return write
 

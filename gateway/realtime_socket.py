@@ -19,9 +19,10 @@ from websockets.frames import CloseCode
 
 from backend.fault_log import log_fault
 from gateway.client_address import LOGGED_CLIENT
+from gateway.direct_body import DIRECT_EXTENSION
 from gateway.error_body import error_response, how_it_ended, status_of
 from gateway.exchange import ABORT_EXTENSION, Receive, Scope
-from gateway.outlet import ReaderLimits, Send, nothing, why_too_slow
+from gateway.outlet import ReaderLimits, Send, no_direct, nothing, why_too_slow
 from gateway.realtime_admission import Admission, Admitted
 from gateway.realtime_ports import PATH, OpenedSocket, Talk, TalkFactory
 from gateway.record import RequestRecord
@@ -57,11 +58,13 @@ class _Connection:
         on_rest: Callable[[_Connection], None],
     ) -> None:
         self.record = record
-        self.outlet = WebSocketOutlet(send, max_buffered_bytes, self._on_gone)
+        extensions = scope.get("extensions", {})
+        begin_direct = extensions.get(DIRECT_EXTENSION, no_direct)
+        self.outlet = WebSocketOutlet(send, max_buffered_bytes, self._on_gone, begin_direct)
         self.opened_s = self.heard_s = monotonic()
         self.is_over = False
         self._ended = "closed"
-        self._abort = scope.get("extensions", {}).get(ABORT_EXTENSION, nothing)
+        self._abort = extensions.get(ABORT_EXTENSION, nothing)
         self.socket = OpenedSocket(
             outlet=self.outlet,
             query=admitted.query,
@@ -157,6 +160,7 @@ class RealtimeSocket:
         self._connections.add(connection)
         try:
             await send({"type": "websocket.accept", "subprotocol": subprotocol})
+            connection.outlet.go_direct()
             connection.talk.opened()
             await self._listen(connection, receive)
         except OSError:  # the server's way to say that the client has gone

@@ -113,7 +113,7 @@ class RealtimeWriter:
         self._say: WriteText | None = None  # the delta of the message that is open
         self._pieces: list[str] = []  # of the open item
         self._output: list[Json] = []  # the items that are done
-        self._texts: list[str] = []  # all content that was sent
+        self._texts: list[str] = []  # of the messages that are done
         self._has_calls = False
         self._ending: tuple[ResponseStatus, str | None] = _ENDINGS["stop"]
         self._is_ended = False
@@ -130,7 +130,7 @@ class RealtimeWriter:
                 self._send_text(piece)
 
     def text_writer(self, index: int) -> Callable[[str], None] | None:
-        return partial(self.text, index)
+        return self._send_text if self._chunker is None else partial(self.text, index)
 
     def delta(self, index: int, event: TextDelta | ToolCallDelta) -> None:
         if isinstance(event, ToolCallDelta):
@@ -147,7 +147,7 @@ class RealtimeWriter:
 
     def take_back(self, index: int) -> bool:
         """Only text that waits to be spoken can be."""
-        if self._chunker is None or self._texts or self._has_calls:
+        if self._chunker is None or self._open is not None or self._output:
             return False
         self._chunker.flush()
         return True
@@ -177,13 +177,14 @@ class RealtimeWriter:
         """A WebSocket has pings of its own."""
 
     def whole_text(self) -> str:
-        return "" if self._has_calls else "".join(self._texts)
+        if self._has_calls:
+            return ""
+        return "".join([*self._texts, *(self._pieces if self._open is not None else ())])
 
     # -- messages and calls --------------------------------------------------------------------------------
 
     def _send_text(self, text: str) -> None:
         say = self._say or self._begin_message()
-        self._texts.append(text)
         self._pieces.append(text)
         self.num_frames += 1
         say(text)
@@ -234,10 +235,12 @@ class RealtimeWriter:
         item, self._open, self._say = self._open, None, None
         if item is None:
             return
-        wire = item.wire(status)
+        wire, text = item.wire(status), "".join(item.pieces)
         self._output.append(wire)
+        if not item.is_call:
+            self._texts.append(text)
         self.num_frames += 2 if item.is_call else 3
-        item.events.done("".join(item.pieces))
+        item.events.done(text)
         if self._place is not None:
             self.num_frames += 1
             self._place.done(wire)

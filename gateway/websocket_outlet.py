@@ -27,12 +27,20 @@ class WebSocketOutlet(MessageOutlet):
         """Whether so much waits that the client should be asked for nothing more."""
         return 2 * self.num_buffered > self._max_bytes
 
-    def push(self, text: str) -> None:
-        """Send one text message."""
-        self._push({"type": "websocket.send", "text": text})
+    def push(self, text: bytes) -> None:
+        """Send one text message, given in UTF-8."""
+        write = self._write
+        if write is None:
+            self._push({"type": "websocket.send", "text": text.decode()})
+            return
+        try:
+            write(text)
+        except Exception as error:  # as in `_push`
+            self._gone(f"send failed: {type(error).__name__}")
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Close after what was pushed; nothing may follow. A reason that is too long is cut."""
+        self._write = None
         short = reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
         self._push({"type": "websocket.close", "code": code, "reason": short})
         self.closed = True

@@ -43,9 +43,9 @@ class Listener:
         self.events: list[dict[str, Any]] = []
         self.closed = False
 
-    def push(self, text: str) -> None:
+    def push(self, text: bytes) -> None:
         if not self.closed:
-            self.events.append(check(text))
+            self.events.append(check(text.decode()))
 
     @property
     def types(self) -> list[str]:

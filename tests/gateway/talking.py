@@ -40,12 +40,12 @@ class EchoTalk:
         assert self.is_opened
         assert not self.losses
         self.heard.append(text)
-        self.socket.outlet.push(text)
+        self.socket.outlet.push(text.encode())
 
     def refused(self, error: HeadraceError) -> None:
         assert not self.losses
         self.refusals.append(error)
-        self.socket.outlet.push(f"error {error.code}")
+        self.socket.outlet.push(f"error {error.code}".encode())
 
     def lost(self, reason: str) -> None:
         self.losses.append(reason)

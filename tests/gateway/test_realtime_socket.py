@@ -129,7 +129,7 @@ async def test_a_binary_message_is_an_error_and_the_talk_goes_on() -> None:
 async def test_the_talk_may_close_with_a_code_and_a_reason() -> None:
     service = EchoService()
     async with served(service) as port, websocket(port) as client:
-        service.talks[0].socket.outlet.push("last")
+        service.talks[0].socket.outlet.push(b"last")
         service.talks[0].socket.outlet.close(4001, "done")
         assert await client.text() == "last"
         received = await client.read()
@@ -286,7 +286,7 @@ async def test_a_drain_ends_idle_conversations_lets_responses_end_and_takes_no_n
         assert await idle.text() == "error draining"
         assert (await idle.read()).code == 1001
         assert (await denied(port, {}))[:2] == (503, "draining")
-        service.talks[1].socket.outlet.push("still answering")
+        service.talks[1].socket.outlet.push(b"still answering")
         assert await busy.text() == "still answering"
         service.socket.check(monotonic())
         assert service.socket.num_open == 1
@@ -346,7 +346,7 @@ async def test_a_client_that_does_not_read_is_cut_in_bounded_memory(limit: str) 
             await until(lambda: service.talks and service.talks[0].is_opened)
             talk = service.talks[0]
             for _ in range(200):
-                talk.socket.outlet.push("x" * 10_000)
+                talk.socket.outlet.push(b"x" * 10_000)
                 await asyncio.sleep(0)
             if limit == "time":
                 assert talk.socket.outlet.num_buffered > 0
@@ -389,7 +389,7 @@ async def test_a_client_that_reads_late_gets_everything_in_order() -> None:
     texts = [f"{number}" * 1000 for number in range(500)]
     async with served(service) as port, websocket(port) as client:
         for text in texts:
-            service.talks[0].socket.outlet.push(text)
+            service.talks[0].socket.outlet.push(text.encode())
         assert [await client.text() for _ in texts] == texts
 
 

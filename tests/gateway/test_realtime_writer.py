@@ -384,6 +384,25 @@ def test_whole_text_is_what_was_sent_unless_a_call_came() -> None:
     assert Said().say("a", begin_call(0, arguments="{}"), STOP).writer.whole_text() == ""
 
 
+@pytest.mark.parametrize("speech", ["token", "clause"])
+def test_the_text_writer_writes_what_text_does_also_after_a_call(speech: Speech) -> None:
+    said, other = Said(speech), Said(speech)
+    write = other.writer.text_writer(0)
+    assert write is not None
+    for text in ("Well", " said. "):
+        said.say(text)
+        write(text)
+    for each in (said, other):
+        each.say(begin_call(0, arguments="{}"))
+    said.say("More. ")
+    write("More. ")
+    for each in (said, other):
+        each.say(STOP)
+    assert other.texts == said.texts
+    assert other.writer.num_frames == said.writer.num_frames
+    assert [item["type"] for item in other.place.ended] == ["message", "function_call", "message"]
+
+
 def test_ping_is_not_an_event() -> None:
     said = Said().say("a")
     num = len(said.listener.events)

@@ -24,8 +24,8 @@ class Pair:
 
 async def test_what_is_pushed_leaves_in_the_same_call() -> None:
     pair = Pair()
-    pair.outlet.push("a")
-    pair.outlet.push("b")
+    pair.outlet.push(b"a")
+    pair.outlet.push(b"b")
     pair.outlet.close(1000, "bye")
     assert pair.client.messages == [
         {"type": "websocket.send", "text": "a"},
@@ -38,7 +38,7 @@ async def test_what_is_pushed_leaves_in_the_same_call() -> None:
 async def test_nothing_follows_a_close() -> None:
     pair = Pair()
     pair.outlet.close()
-    pair.outlet.push("late")
+    pair.outlet.push(b"late")
     pair.outlet.close(4000)
     assert pair.client.messages == [{"type": "websocket.close", "code": 1000, "reason": ""}]
 
@@ -47,7 +47,7 @@ async def test_a_slow_client_gets_each_message_by_itself_and_then_the_close() ->
     pair = Pair()
     pair.client.stops_reading()
     for text in ("0", "ü", "two"):
-        pair.outlet.push(text)
+        pair.outlet.push(text.encode())
     pair.outlet.close(1001)
     await turns()
     assert pair.client.messages == []
@@ -66,10 +66,10 @@ async def test_a_slow_client_gets_each_message_by_itself_and_then_the_close() ->
 async def test_past_the_bound_the_client_is_given_up_once() -> None:
     pair = Pair(max_bytes=80)
     pair.client.stops_reading()
-    pair.outlet.push("first")
+    pair.outlet.push(b"first")
     await turns()
     for _ in range(12):
-        pair.outlet.push("1234567890")
+        pair.outlet.push(b"1234567890")
     await turns()
     assert pair.gone == ["reads too slowly: 90 bytes wait, the limit is 80"]
     assert pair.outlet.closed
@@ -81,12 +81,12 @@ async def test_large_messages_count_less_than_they_are_but_not_for_nothing() -> 
     """A client that is sent its own large item has not read slowly."""
     pair = Pair(max_bytes=80)
     pair.client.stops_reading()
-    pair.outlet.push("first")
+    pair.outlet.push(b"first")
     assert not pair.outlet.is_behind
     for _ in range(8):
-        pair.outlet.push("x" * 1000)
+        pair.outlet.push(b"x" * 1000)
     assert (pair.gone, pair.outlet.is_behind) == ([], True)
-    pair.outlet.push("x")
+    pair.outlet.push(b"x")
     assert pair.gone == ["reads too slowly: 8001 bytes wait, the limit is 80"]
     assert not pair.outlet.is_behind
 
@@ -94,16 +94,16 @@ async def test_large_messages_count_less_than_they_are_but_not_for_nothing() -> 
 async def test_a_send_that_fails_is_a_client_that_has_gone() -> None:
     pair = Pair()
     pair.client.error = OSError()
-    pair.outlet.push("a")
-    pair.outlet.push("b")
+    pair.outlet.push(b"a")
+    pair.outlet.push(b"b")
     assert pair.gone == ["send failed: OSError"]
 
 
 async def test_a_drop_forgets_what_waits_and_tells_nobody() -> None:
     pair = Pair()
     pair.client.stops_reading()
-    pair.outlet.push("a")
-    pair.outlet.push("b")
+    pair.outlet.push(b"a")
+    pair.outlet.push(b"b")
     pair.outlet.drop()
     pair.client.reads_again()
     await turns()
