@@ -49,7 +49,7 @@ STAGES: Final[dict[str, tuple[str, ...]]] = {
     "submit": ("backend.pool:WorkerPool.submit",),
     "link out": ("backend.link_client:LinkClient._write",),
     "link in": ("backend.link_client:LinkClient.data_received",),
-    "tokens": ("gateway.choice:Choice.tokens",),
+    "tokens": ("gateway.token_choice:TokenChoice.tokens",),
     "first token": ("gateway.answer:Answer.on_first",),
     "frames": (
         "gateway.writers:SseWriter.first",

@@ -31,6 +31,7 @@ from gateway.frames import ChatShape
 from gateway.http_protocol import HttpConfig, HttpProtocol
 from gateway.metrics import Metrics
 from gateway.outlet import Send
+from gateway.token_choice import TokenChoice
 from gateway.watch import OpenRequests
 from gateway.writers import SseWriter
 from pipeline.outbound import Outbound
@@ -198,9 +199,9 @@ async def open_streams(
             Audit(metrics, None), AnswerLimits(request_s=1e9, stall_s=1e9),
         )  # fmt: skip
         answer.start([_call()], make)
-        answer._choices[0].tokens(
-            [spoken.chunks[0][0]], None, None, FirstToken(0, 0.0, 0.0), None, monotonic()
-        )
+        (choice,) = answer._choices
+        assert isinstance(choice, TokenChoice)
+        choice.tokens([spoken.chunks[0][0]], None, None, FirstToken(0, 0.0, 0.0), None, monotonic())
         streams.open.add(exchange, answer)
     return streams
 

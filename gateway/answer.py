@@ -1,7 +1,7 @@
 """One request after its submission: its choices, their ends, and every limit that can cut it short.
 
 An answer ends exactly once: complete, failed with a named error, or because its client has gone. What happens
-to a choice's tokens is in `gateway/choice.py`.
+to a choice's tokens is in `gateway/token_choice.py` and `gateway/text_choice.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 
 from filters.hit import Hit
 from gateway.audit import Audit
-from gateway.choice import Choice
 from gateway.client import Outgoing
 from gateway.error_body import INTERNAL_CODE, how_it_ended
 from gateway.metrics import Metrics
 from gateway.outlet import why_too_slow
 from gateway.record import RequestRecord
 from gateway.text_choice import TextChoice
+from gateway.token_choice import TokenChoice
 from gateway.writers import Writer
 from pipeline.errors import (
     ClientGone,
@@ -81,7 +81,7 @@ class Answer:
         self._observe_prompt = observe_prompt
         self.is_ended = False
         self._limits = limits
-        self._choices: list[Choice] = []
+        self._choices: Sequence[TokenChoice | TextChoice] = ()
         self._num_open = 0
         self._prompts: list[int] = []  # per choice the number of its prompt
         self._new_prompts: set[int] = set()  # without a first token
@@ -97,7 +97,7 @@ class Answer:
         prompts = [numbers.setdefault(id(call.prompt), len(numbers)) for call in calls]
         self._prompt_tokens = [call.prompt.num_tokens for call in calls]
         self._media = [[medium.kind for medium in call.media] for call in calls]
-        self._begin([Choice(self, index, call, make) for index, call in enumerate(calls)], prompts)
+        self._begin([TokenChoice(self, index, call, make) for index, call in enumerate(calls)], prompts)
 
     def start_text(self, calls: Sequence[TextCall], make: Callable[[], TextOutbound]) -> None:
         """The same where the engine's servers give text. What they count is known at the end."""
@@ -105,8 +105,8 @@ class Answer:
         choices = [TextChoice(self, index, call, make) for index, call in enumerate(calls)]
         self._begin(choices, [call.prompt_index for call in calls])
 
-    def _begin(self, choices: Sequence[Choice], prompts: list[int]) -> None:
-        self._choices = list(choices)
+    def _begin(self, choices: Sequence[TokenChoice | TextChoice], prompts: list[int]) -> None:
+        self._choices = choices
         self._num_open = self.record.num_choices = len(choices)
         self._prompts, self._new_prompts = prompts, set(prompts)
         try:
@@ -190,9 +190,9 @@ class Answer:
         self.record.status = self.record.status or ClientGone.status_hint
         self.outlet.drop()
 
-    def on_resubmit(self, choice: Choice) -> None:
+    def on_resubmit(self, worker: str) -> None:
         """Another worker has taken over a choice."""
-        self.record.worker = choice.worker
+        self.record.worker = worker
         self.record.resubmitted += 1
         self.metrics.resubmitted.inc()
 
@@ -267,4 +267,4 @@ class Answer:
             for choice in self._choices:
                 choice.report(record, self.metrics)
                 choice.let_go()
-            self._choices = []  # they hold this answer: parsers and filters would wait for the collector
+            self._choices = ()  # they hold this answer: parsers and filters would wait for the collector

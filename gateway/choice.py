@@ -1,27 +1,28 @@
-"""One choice of an answer, from the engine's ids to the writer: the token path.
+"""One choice of an answer, whatever its engine gives: its submissions, its writer, its limits and its end.
 
-A choice is the engine's `Sink`: the engine calls `Choice.tokens` from the event loop for each step, and the
-text leaves in that same call.
+Not here: what comes from the engine, and so the token path: ids are `token_choice.py`, text is
+`text_choice.py`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from filters.hit import Hit
 from gateway.metrics import Metrics
 from gateway.record import RequestRecord
 from gateway.writers import Writer, WriteText
-from pipeline.errors import EngineFailed, HeadraceError, QueueFull, WorkerLost, WorkerStalled
+from pipeline.any_outbound import AnyOutbound
+from pipeline.errors import HeadraceError, QueueFull, WorkerLost, WorkerStalled
 from pipeline.events import CONTENT, Event, Finish, TextDelta
-from pipeline.outbound import FINISH, Outbound
 from pipeline.ports import Engine, Handle
-from pipeline.values import EngineCall, FinishReason, FirstToken, TextUsage, TokenLogprobs
+from pipeline.values import EngineCall, FinishReason, FirstToken, TextUsage
 
-# From an `EngineCall` to an `Outbound`, or from a `TextCall` to a `TextOutbound`.
-MakeOutbound = Callable[[Any], Any]
+Call = TypeVar("Call")  # what the engine is given for it
+Out = TypeVar("Out", bound=AnyOutbound)
 
 
 class Owner(Protocol):
@@ -43,15 +44,15 @@ class Owner(Protocol):
 
     def on_usage(self, index: int, usage: TextUsage) -> None: ...
 
-    def on_resubmit(self, choice: Choice) -> None: ...
+    def on_resubmit(self, worker: str) -> None: ...
 
     def on_hits(self, index: int, hits: Sequence[tuple[str, Hit]]) -> None: ...
 
     def fail(self, error: HeadraceError) -> None: ...
 
 
-class Choice:
-    """One choice of an answer: the engine's sink."""
+class Choice(ABC, Generic[Call, Out]):
+    """One choice of an answer. `make`: opens its way out, again for a second submission."""
 
     __slots__ = (
         "_answer",
@@ -71,11 +72,11 @@ class Choice:
         "waits_since_s",
     )
 
-    def __init__(self, answer: Owner, index: int, call: Any, make: MakeOutbound) -> None:
+    def __init__(self, answer: Owner, index: int, call: Call, make: Callable[[Call], Out]) -> None:
         self._answer = answer
         self._index = index
         # For a second submission, and no longer: it keeps the prompt's buffer from going to another request.
-        self._call: EngineCall | None = call
+        self._call: Call | None = call
         self._make = make
         self._outbound = make(call)
         self._observe_gap = answer.observe_gap
@@ -104,72 +105,16 @@ class Choice:
         if self._is_second:
             self._call = None
 
-    def _submitted(self, engine: Engine, call: Any) -> Handle:
-        handle: Handle = engine.submit(call, self)
-        return handle
+    @abstractmethod
+    def _submitted(self, engine: Engine, call: Call) -> Handle:
+        """The engine has it, with this choice as its sink."""
 
     def let_go(self) -> None:
         """It will not be submitted again."""
         self._call = None
 
-    def tokens(
-        self,
-        ids: list[int],
-        finish: str | None,
-        stop: int | str | None,
-        first: FirstToken | None,
-        logprobs: Sequence[TokenLogprobs] | None,
-        now_s: float,
-    ) -> None:
-        """`pipeline.ports.Sink.tokens`: the token path."""
-        outbound, write = self._outbound, self._write
-        if write is not None and finish is None and logprobs is None and outbound.is_plain:
-            assert self.last_s is not None, "text before the first token"
-            self._observe_gap(now_s - self.last_s)  # the token path: no object of the answer's is touched
-            self.last_s = now_s
-            self.num_tokens += len(ids)
-            text = outbound.feed_text(ids)
-            if text:
-                write(text)
-            if outbound.is_new_hold:
-                self._held_since_s = now_s
-            if outbound.needs_look:
-                self._deliver(outbound.look(), now_s)
-                self._look(outbound)
-            return
-        self._tokens(ids, finish, stop, first, logprobs, now_s)
-
-    def _tokens(
-        self,
-        ids: list[int],
-        finish: str | None,
-        stop: int | str | None,
-        first: FirstToken | None,
-        logprobs: Sequence[TokenLogprobs] | None,
-        now_s: float,
-    ) -> None:
-        """Whatever is not content in the middle of a text."""
-        answer, outbound = self._answer, self._outbound
-        if finish is not None and finish not in FINISH:
-            self.failed(EngineFailed(f"The engine ended the request with the reason {finish!r}."))
-            return
-        if self.last_s is not None:
-            self._observe_gap(now_s - self.last_s)
-        if first is not None or self.last_s is None:  # some servers tell it with the last token
-            answer.on_first(self._index, self._call, first, now_s)
-        self.last_s = now_s
-        self.num_tokens += len(ids)
-        self._count()
-        events = outbound.feed(ids, finish, stop, logprobs)
-        if outbound.is_new_hold or outbound.waits_for_parser:
-            self._held_since_s = now_s
-        if events:
-            self._deliver(events, now_s)
-        if outbound.has_hits or outbound.failure is not None:
-            self._look(outbound)
-
     def failed(self, error: HeadraceError) -> None:
-        """`pipeline.ports.Sink.failed`.
+        """As in `pipeline.ports.Sink` and `TextSink`.
 
         A worker that is lost, silent or full costs nothing, once, if nothing was delivered yet.
         """
@@ -200,7 +145,7 @@ class Choice:
         if self.last_s - since_s < limit_s:
             return
         self._deliver(outbound.expire(), now_s)
-        self._look(outbound)
+        self._look()
 
     def next_check_s(self, now_s: float, queue_s: float, stall_s: float, hold_s: float) -> float:
         """When the first of these limits can be passed that run now, or a hold that begins now."""
@@ -222,6 +167,24 @@ class Choice:
         if outbound.num_reasoning_tokens is not None:
             record.reasoning_tokens = (record.reasoning_tokens or 0) + outbound.num_reasoning_tokens
 
+    def _came(self, now_s: float, call: EngineCall | None = None, first: FirstToken | None = None) -> None:
+        """The engine has sent something. `call` and `first`: as in `Owner.on_first`."""
+        if self.last_s is not None:
+            self._observe_gap(now_s - self.last_s)
+        if first is not None or self.last_s is None:  # some servers tell it with the last token
+            self._answer.on_first(self._index, call, first, now_s)
+        self.last_s = now_s
+
+    def _took(self, events: Sequence[Event], now_s: float) -> None:
+        """What the way out has made of it."""
+        outbound = self._outbound
+        if outbound.is_new_hold or outbound.waits_for_parser:
+            self._held_since_s = now_s
+        if events:
+            self._deliver(events, now_s)
+        if outbound.has_hits or outbound.failure is not None:
+            self._look()
+
     def _deliver(self, events: Sequence[Event], now_s: float) -> None:
         writer, index = self._answer.writer, self._index
         for event in events:
@@ -231,7 +194,7 @@ class Choice:
             if not self._has_text:
                 self._first_text()
             if type(event) is TextDelta and event.channel is CONTENT and not event.logprobs:
-                writer.text(index, event.text)  # the token path
+                writer.text(index, event.text)
             else:
                 writer.delta(index, event)
 
@@ -240,8 +203,9 @@ class Choice:
         self._answer.record.output_tokens += self.num_tokens - self._num_counted
         self._num_counted = self.num_tokens
 
-    def _look(self, outbound: Outbound) -> None:
+    def _look(self) -> None:
         """What rules have found, and an answer that is not what was asked for."""
+        outbound = self._outbound
         self._take_hits()
         if outbound.failure is not None:
             if outbound.ended_here and self.handle is not None:
@@ -284,4 +248,4 @@ class Choice:
         except HeadraceError:
             answer.fail(error)  # nobody else takes it: what happened first is the reason
         else:
-            answer.on_resubmit(self)
+            answer.on_resubmit(self.worker)

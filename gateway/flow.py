@@ -3,8 +3,9 @@
      1 parse    2 admit    3 validate+scan    4 render    5 tokenize    6 assemble    7 route    8 engine
      9 detokenize    10 channels    11 filter    12 deliver
 
-Steps 1 to 8 run here, once. Steps 9 to 12 run once per token, in `Choice.tokens` of `gateway/choice.py`, or,
-where a server gives text, in `TextChoice.text` of `gateway/text_choice.py`; the engine calls them.
+Steps 1 to 8 run here, once. Steps 9 to 12 run once per token, in `TokenChoice.tokens` of
+`gateway/token_choice.py`, or, where a server gives text, in `TextChoice.text` of `gateway/text_choice.py`;
+the engine calls them.
 """
 
 from __future__ import annotations

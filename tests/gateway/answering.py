@@ -10,8 +10,9 @@ from typing import Any
 
 from filters.rules import Rule, RuleSet
 from filters.stream import CompiledRules
-from gateway.answer import Answer, AnswerLimits, Choice
+from gateway.answer import Answer, AnswerLimits
 from gateway.audit import Audit
+from gateway.choice import Choice
 from gateway.frames import ChatShape, CompletionShape, Shape
 from gateway.json_writer import JsonWriter
 from gateway.metrics import Metrics

@@ -12,6 +12,7 @@ import pytest
 
 from filters.rules import Rule
 from gateway.models import TextModel
+from gateway.writers import SseWriter
 from pipeline.errors import EngineFailed, WorkerLost
 from pipeline.events import REASONING, TOOL_ARGUMENTS, TOOL_NAME, Fragment
 from pipeline.inbound import InboundOptions
@@ -111,6 +112,65 @@ async def test_a_rule_masks_across_the_servers_events(pieces: list[str]) -> None
             stream.say(piece)
         stream.end()
         assert (await ended(request.client)).text() == "x***y"
+
+
+async def test_content_after_the_first_goes_past_the_writers_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    through: list[str] = []
+    text = SseWriter.text
+
+    def noted(self: SseWriter, index: int, said: str) -> None:
+        through.append(said)
+        text(self, index, said)
+
+    monkeypatch.setattr(SseWriter, "text", noted)
+    async with text_service() as made:
+        request, (stream,) = await asked(made, chat("hi", stream=True))
+        for said in ("a", "b", "", "c"):
+            stream.say(said, num_tokens=2)
+        stream.say(Fragment(REASONING, "hm"))
+        stream.say("d", Fragment(REASONING, "so"), "e")
+        stream.say("f")
+        stream.end()
+        client = await ended(request.client)
+        assert client.text() == "abcdef"
+        deltas = [choice["delta"] for chunk in client.chunks for choice in chunk["choices"]]
+        assert [delta["reasoning"] for delta in deltas if "reasoning" in delta] == ["hm", "so"]
+        assert (await logged(made))["output_tokens"] == 11
+    assert through == ["a", "d", "e"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_hit_after_the_first_text_is_told_once(stream: bool) -> None:
+    async with text_service(rules=[MASK]) as made:
+        request, (said,) = await asked(made, chat("hi", stream=stream))
+        for piece in "xy敏感词z":
+            said.say(piece)
+        said.end()
+        client = await ended(request.client)
+        text = client.text() if stream else client.json["choices"][0]["message"]["content"]
+        assert text == "xy***z"
+        assert (await logged(made))["rule_hits"] == 1
+        assert len(made.audit_lines) == 1
+
+
+async def test_text_held_after_the_first_is_decided_in_time() -> None:
+    """Its time runs from when it was first held, not from the last text before."""
+    async with text_service(rules=[MASK]) as made:
+        request, (stream,) = await asked(made, chat("hi", stream=True))
+        choice: Any = stream.sink
+        stream.say("x")
+        made.engine.now_s += 5
+        since_s = made.engine.now_s
+        stream.say("敏")
+        made.engine.now_s += 2
+        stream.say("感")
+        choice.expire_hold(since_s + 2, 2.5)
+        assert not request.client.is_ended
+        choice.expire_hold(since_s + 2, 2.0)
+        client = await ended(request.client)
+        assert client.text() == "x"
+        assert client.finishes() == [(0, "content_filter")]
+        assert stream.num_aborts == 1
 
 
 async def test_a_block_stops_the_server_and_counts_nothing_that_it_was_not_told() -> None:
