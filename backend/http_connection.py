@@ -28,6 +28,7 @@ from backend.http_socket import Delivery
 PIECE_BYTES: Final = (
     256 << 10
 )  # of a long request, for the transport at once: it may copy what it cannot send
+_STATUSES: Final = range(100, 600)  # RFC 9110, 15
 
 
 class HttpConnection(asyncio.Protocol):
@@ -186,16 +187,20 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status not in _STATUSES:
+            self._fail(f"answered with the status {status:03}, which HTTP does not have")
+            return
         if status < 200:  # an interim response: the one that counts is still to come
             self._headers.clear()
             return
         if self._has_head or self._fault:
             return
-        found = dict(self._headers)
-        coding = found.get(b"transfer-encoding")
-        if coding is not None and coding.lower() != b"chunked":
-            self._fail(f"used the transfer coding {coding[:40]!r}; only chunked is understood")
+        codings = [value for name, value in self._headers if name == b"transfer-encoding"]
+        odd = next((coding for coding in codings if coding.lower() != b"chunked"), None)
+        if odd is not None:
+            self._fail(f"used the transfer coding {odd[:40]!r}; only chunked is understood")
             return
+        found = dict(self._headers)
         self._has_head = self._turned = True
         self._status = status
         if status in (204, 304):
@@ -203,8 +208,8 @@ class HttpConnection(asyncio.Protocol):
         elif self._exchange is None or self._exchange.is_bodiless:
             self._has_whole = True  # the parser waits for a body: it is of no more use
         else:
-            self._is_chunked = coding is not None
-            self._needs_eof = coding is None and b"content-length" not in found
+            self._is_chunked = bool(codings)
+            self._needs_eof = not codings and b"content-length" not in found
             self._can_reuse = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:

@@ -580,6 +580,18 @@ async def test_a_response_before_the_request_is_out_is_told_and_ends_the_connect
         (CHUNKED + b"2\r\nhi\r\n", True, "in the middle of its response"),
         (CHUNKED + b"2\r\nhiyou\r\n", True, "is no HTTP response"),
         (b"HTTP/1.1 200 OK\r\na: " + b"a" * 70_000, True, "max_head_bytes is 65536"),
+        (b"HTTP/1.1 000 X\r\n\r\n" + CHUNKED + b"2\r\nhi\r\n0\r\n\r\n", True, "the status 000"),
+        (b"HTTP/1.1 600 X\r\ncontent-length: 2\r\n\r\nhi", True, "the status 600"),
+        (
+            CHUNKED.replace(b"\r\n\r\n", b"\r\ntransfer-encoding: gzip\r\n\r\n"),
+            True,
+            "the transfer coding b'gzip'",
+        ),
+        (
+            CHUNKED.replace(b"OK\r\n", b"OK\r\ntransfer-encoding: gzip\r\n") + b"0\r\n\r\n",
+            True,
+            "the transfer coding b'gzip'",
+        ),
     ],
 )
 @on_both_loops
