@@ -23,7 +23,7 @@ from pipeline.errors import HeadraceError
 from pipeline.events import CONTENT, Fragment
 from pipeline.outbound import Outbound
 from pipeline.outbound_plan import OutboundPlan, stop_matcher
-from pipeline.ports import Sink, TextSink
+from pipeline.ports import OutputParser, Sink, TextSink
 from pipeline.values import (
     Delivery,
     EngineCall,
@@ -289,6 +289,7 @@ class Case:
         hold_policy: str = "block",
         completion: bool = False,
         max_buffered_bytes: int = 1 << 16,
+        parser: Callable[[], OutputParser] | None = None,
         **delivery: bool,
     ) -> None:
         self.client = Client()
@@ -317,6 +318,7 @@ class Case:
         )
         self._rules = CompiledRules(RuleSet(tuple(rules)), on_max_hold=hold_policy)  # type: ignore[arg-type]
         self._stops = stops
+        self._parser = parser
         self._num_choices = num_choices
 
     def start(self, prompt: Prompt | None = None) -> Case:
@@ -330,8 +332,13 @@ class Case:
 
     def _make(self, call: EngineCall) -> Outbound:
         generation = Generation({}, stop=tuple(self._stops), logprobs=0)
+        parser = self._parser
         return OutboundPlan(
-            vocabulary(), generation, stop_matcher(generation), lambda channel: self._rules
+            vocabulary(),
+            generation,
+            stop_matcher(generation),
+            lambda channel: self._rules,
+            open_parser=None if parser is None else lambda call: parser(),
         ).open(call)
 
     def _on_gone(self, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipeline.errors import (
     WorkerLost,
     WorkerStalled,
 )
+from pipeline.events import CONTENT, Fragment
 from pipeline.values import FirstToken, Medium, Prompt
 from tests.backend.linked import is_lent
 from tests.gateway.answering import Case, call, ids_of, turns
@@ -481,6 +483,33 @@ async def test_text_held_for_too_long_is_blocked() -> None:
     assert case.client.finishes() == [(0, "content_filter")]
     assert case.streams[0].is_aborted
     assert case.sample("headrace_released_at_bound_characters_total") == 0
+
+
+class _Keeps:
+    """A parser that keeps whatever begins at a bracket, for longer than this test."""
+
+    def __init__(self) -> None:
+        self._keeps = False
+
+    def feed(self, text: str, ids: Sequence[int]) -> Sequence[Fragment]:
+        self._keeps = self._keeps or "[" in text
+        return () if self._keeps else (Fragment(CONTENT, text),)
+
+    def finish(self) -> Sequence[Fragment]:
+        return ()
+
+
+async def test_text_is_held_as_long_as_a_parser_keeps_what_comes_after_it() -> None:
+    case = Case(rules=[MASK], limits=AnswerLimits(hold_s=2), parser=_Keeps).start()
+    case.streams[0].say("ab敏")
+    case.streams[0].say("\u200b")
+    for _ in range(3):
+        case.later(1.5)
+        case.streams[0].say("[")
+    case.later(0.1)
+    assert not case.answer.is_ended
+    case.streams[0].say("", "stop")
+    assert case.client.text() == "ab敏\u200b"
 
 
 async def test_text_held_for_too_long_is_released_and_counted_where_the_settings_say_so() -> None:
