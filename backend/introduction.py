@@ -1,8 +1,12 @@
-"""What a server tells of itself when it is connected, made into what the catalog keeps. No I/O."""
+"""What a server tells of itself when it is connected, made into what the catalog keeps and warm-ups need.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend.link import Welcome
@@ -37,3 +41,14 @@ class Introduced:
     max_model_len: int
     block_size: int
     fingerprint: str
+
+
+def introduced(worker: str, infos: Sequence[ModelInfo]) -> Introduced:
+    """The models of one server, of which there is one at least: they share its cache."""
+    return Introduced(
+        worker=worker,
+        model_names=[info.name for info in infos],
+        max_model_len=min(info.max_model_len for info in infos),
+        block_size=infos[0].block_size,
+        fingerprint=infos[0].fingerprint,
+    )

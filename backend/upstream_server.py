@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from backend.catalog import Catalog, ParserOf, no_parser
 from backend.http_ports import HttpCall
-from backend.introduction import Introduced
+from backend.introduction import Introduced, introduced
 from backend.local_model import LocalModel
 from backend.media_support import Support
 from backend.replica import READY, QueueBounds, WorkerStatus
@@ -121,17 +121,8 @@ class UpstreamServer(ReplicaLife):
 
     @property
     def welcome(self) -> Introduced | None:
-        """For warm-ups: the models of one server share its cache."""
-        if not self._models:
-            return None
-        infos = [model.info for model in self._models.values()]
-        return Introduced(
-            worker=self.key,
-            model_names=[info.name for info in infos],
-            max_model_len=min(info.max_model_len for info in infos),
-            block_size=infos[0].block_size,
-            fingerprint=infos[0].fingerprint,
-        )
+        """For warm-ups."""
+        return introduced(self.key, [model.info for model in self._models.values()]) if self._models else None
 
     def serves(self, model: str, fingerprint: str = "") -> bool:
         if self.state is not READY or self._models is None or model not in self._models:
