@@ -22,12 +22,12 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from backend.address import tune
 from backend.fault_log import log_fault
 from backend.http_exchange import Exchange, Owner
+from backend.http_framing import framing_of, is_followed
 from backend.http_ports import Origin
 from backend.http_socket import Delivery
 
-PIECE_BYTES: Final = (
-    256 << 10
-)  # of a long request, for the transport at once: it may copy what it cannot send
+# Of a long request, for the transport at once: it may copy what it cannot send.
+PIECE_BYTES: Final = 256 << 10
 _STATUSES: Final = range(100, 600)  # RFC 9110, 15
 
 
@@ -195,21 +195,18 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._has_head or self._fault:
             return
-        codings = [value for name, value in self._headers if name == b"transfer-encoding"]
-        odd = next((coding for coding in codings if coding.lower() != b"chunked"), None)
-        if odd is not None:
-            self._fail(f"used the transfer coding {odd[:40]!r}; only chunked is understood")
+        framing = framing_of(self._headers)
+        if framing.odd_coding is not None:
+            self._fail(f"used the transfer coding {framing.odd_coding[:40]!r}; only chunked is understood")
             return
-        found = dict(self._headers)
         self._has_head = self._turned = True
         self._status = status
         if status in (204, 304):
             self._can_reuse = self._parser.should_keep_alive()
         elif self._exchange is None or self._exchange.is_bodiless:
-            self._has_whole = True  # the parser waits for a body: it is of no more use
+            self._has_whole = True  # with no part; the parser waits for a body: it is of no more use
         else:
-            self._is_chunked = bool(codings)
-            self._needs_eof = not codings and b"content-length" not in found
+            self._is_chunked, self._needs_eof = framing.is_chunked, framing.needs_eof
             self._can_reuse = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
@@ -259,15 +256,11 @@ class HttpConnection(asyncio.Protocol):
             return
         assert exchange is not None
         self._turned, self.has_byte, self._num_silent = False, True, 0
-        parts = self._parts[: self._num_parts] if self._has_whole else self._parts
-        if self._has_whole and _is_followed(data, parts, self._is_chunked):
-            self._can_reuse = False
-        body = b"".join(parts)
-        self._parts.clear()
+        body = self._body_of(data)
         if self._has_head and not self._has_begun:
             self._has_begun = True
             exchange.begun(self._status, self._headers)
-        if body and self._has_begun and not exchange.is_bodiless and self._exchange is exchange:
+        if body and self._has_begun and self._exchange is exchange:
             self._take(body)
         if self._exchange is not exchange:  # aborted
             return
@@ -276,6 +269,17 @@ class HttpConnection(asyncio.Protocol):
         elif self._fault:
             self.abort()
             exchange.failed(self._fault, True)
+
+    def _body_of(self, data: bytes) -> bytes:
+        """What the last read held of it. With anything behind its end the connection is of no more use."""
+        parts = self._parts
+        if self._has_whole:
+            parts = parts[: self._num_parts]
+            if is_followed(data, parts, self._is_chunked):
+                self._can_reuse = False
+        body = b"".join(parts)
+        self._parts.clear()
+        return body
 
     def _finish(self, exchange: Exchange) -> None:
         is_sent = not self._unsent and self._transport.get_write_buffer_size() == 0
@@ -306,13 +310,3 @@ class HttpConnection(asyncio.Protocol):
     def _let_go(self) -> None:
         self._exchange = None
         self._unsent = memoryview(b"")
-
-
-def _is_followed(data: bytes, parts: list[bytes], is_chunked: bool) -> bool:
-    """Whether blank lines follow the response that ends in this read: the parser passes over them.
-
-    Not seen: after a body of line ends alone, and what follows the last few bytes of an end that was cut.
-    """
-    if parts and not is_chunked:
-        return not data.endswith(parts[-1])
-    return len(data) - len(data.rstrip(b"\r\n")) > len(b"\r\n\r\n")
