@@ -7,8 +7,8 @@ cut the body's reads with `backend/sse_reader.py`, those called `lines` take the
 programs do. `bare` parses HTTP with httptools, counts chunks, and cuts nothing: nearly all of it is the
 kernel's and the loop's read. Then small requests, 16 at a time, each with its whole response.
 
-Verdict: an event costs ours 1.15 of what it costs `bare`, aiohttp 1.8 of ours with reads and 2.1 with lines,
-httpx 6. A request costs aiohttp 3 of ours, httpx 50. The losers are aiohttp, which wakes a task for every
+Verdict: an event costs ours 1.1 of what it costs `bare`, aiohttp 1.8 of ours with reads and 2.1 with lines,
+httpx 6. A request costs aiohttp 2.3 of ours, httpx 35. The losers are aiohttp, which wakes a task for every
 read, and httpx, in which five generators hand a read on.
 """
 
