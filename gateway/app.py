@@ -28,7 +28,7 @@ from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.next_turns import NextTurns
-from gateway.outlet import ReaderLimits, Send
+from gateway.outlet import ReaderLimits, Send, nothing
 from gateway.passthrough import Passthrough
 from gateway.passthrough_head import is_own
 from gateway.realtime_admission import Admission
@@ -151,7 +151,7 @@ class Gateway:
             cut(Draining("The server is shutting down; the answer was cut off."))
 
     def publish(self) -> None:
-        """Bring the gauges up to date: once a second, for other processes, and for a scrape."""
+        """Bring the gauges up to date: for a scrape; once a second where another process may be asked."""
         self.flow.open.publish()
         self.metrics.tasks.set(len(asyncio.all_tasks()))
         self.metrics.publish_workers(self.pool.statuses())
@@ -187,9 +187,8 @@ class Gateway:
         """ASGI's lifespan."""
         await self.pool.start()
         await self.streams.start()
-        watch = asyncio.create_task(
-            self.flow.open.watch(self.publish, self.looks), name="watch open requests"
-        )
+        publish = self.publish if self.metrics.is_shared else nothing  # a scrape comes here then
+        watch = asyncio.create_task(self.flow.open.watch(publish, self.looks), name="watch open requests")
         try:
             await self._first_worker()
             async with self.rules.watching():

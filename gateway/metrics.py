@@ -6,7 +6,7 @@ With several processes prometheus_client keeps the values in files of PROMETHEUS
 supervisor before this module is imported), and `/metrics` of any process shows the sum.
 
 What happens once per token or once per request is counted in plain numbers (`gateway/hot_metrics.py`) and
-moved into prometheus_client once a second and at each scrape.
+moved into prometheus_client at each scrape, and with several processes once a second.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.is_shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ  # other processes show them, too
         self._held_peak = 0
         self._latencies()
         self._counters()
@@ -181,7 +182,7 @@ class Metrics:
     def exposition(self) -> bytes:
         """The Prometheus text format, summed over processes where there are several."""
         self.flush()
-        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        if not self.is_shared:
             return generate_latest(self.registry)
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]

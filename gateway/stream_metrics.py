@@ -19,7 +19,7 @@ class StreamMetrics:
         self._bytes = make("headrace_stream_journal_bytes", help_, "livesum")
 
     def publish(self) -> None:
-        """Bring them up to date: once a second, and for a scrape."""
+        """Bring them up to date, before somebody looks."""
         self._live.set(self._streams.num_live)
         self._readers.set(self._streams.num_readers)
         self._bytes.set(self._streams.num_bytes)

@@ -210,6 +210,8 @@ class Streams:
 
     def look(self, now_s: float) -> None:
         """Enforce grace, keeping and memory; called several times a second."""
+        if not self._streams:
+            return
         limits, unread = self.limits, []
         for stream in list(self._streams.values()):
             since_s = stream.unread_since_s

@@ -1,7 +1,6 @@
 """What `/metrics` shows of the token cache and the token buffers.
 
-The objects count in plain integers; `publish` moves what is new into prometheus_client, once a second and at
-each scrape.
+The objects count in plain integers; `publish` moves what is new into prometheus_client.
 """
 
 from __future__ import annotations

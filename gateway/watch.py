@@ -22,7 +22,7 @@ from gateway.metrics import Metrics
 from pipeline.errors import HeadraceError
 
 PERIOD_S: Final = 0.1
-FLUSH_PERIODS: Final = 10  # metrics counted per token become visible to other processes once a second
+PUBLISH_PERIODS: Final = 10  # once a second
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class OpenRequests:
                 one.request[1].fail(error)
 
     async def watch(self, publish: Callable[[], None], looks: Sequence[Callable[[float], None]] = ()) -> None:
-        """Runs until it is cancelled. `publish` brings gauges up to date, `looks` watch over other things."""
+        """Until it is cancelled. `publish` brings metrics up to date, `looks` watch over other things."""
         try:
             await self._watch(publish, looks)
         finally:
@@ -78,7 +78,7 @@ class OpenRequests:
                 except Exception as error:  # a fault in one must not stop the clock of all limits
                     log_fault(error, "none")
             periods += 1
-            if periods % FLUSH_PERIODS == 0:
+            if periods % PUBLISH_PERIODS == 0:
                 try:
                     publish()
                 except Exception as error:  # gauges are not worth the clock of all limits

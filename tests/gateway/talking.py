@@ -102,5 +102,5 @@ async def served(app: Any, max_bytes: int = 1 << 20, **options: Any) -> AsyncIte
     try:
         yield sockets[0].getsockname()[1]
     finally:
-        server.should_exit = True
+        server.stop()
         await task

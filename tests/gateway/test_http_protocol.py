@@ -38,7 +38,7 @@ async def serving(header_limit_s: float = 30.0, keep_alive_s: int = 30) -> Async
     try:
         yield sockets[0].getsockname()[1]
     finally:
-        server.should_exit = True
+        server.stop()
         await task
 
 

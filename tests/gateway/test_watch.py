@@ -207,8 +207,8 @@ async def test_the_clock_looks_at_other_things_too_and_a_fault_in_one_stops_none
         task.cancel()
         await asyncio.wait([task])
     round_ = [("requests", 12.5), ("broken", 12.5), ("last", 12.5)]
-    assert seen[:30] == round_ * watch.FLUSH_PERIODS
-    assert caplog.text.count("unexpected KeyError") >= watch.FLUSH_PERIODS
+    assert seen[:30] == round_ * watch.PUBLISH_PERIODS
+    assert caplog.text.count("unexpected KeyError") >= watch.PUBLISH_PERIODS
     assert message not in caplog.text
 
 
