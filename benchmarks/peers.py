@@ -34,6 +34,7 @@ PINS: Final[Mapping[str, tuple[str, str]]] = {
 }
 STEP_MS: Final = 50.0
 BARE_FRAMES: Final = 240  # 12 s of steps
+_PROSE_REPEATS: Final = 300  # longer than any stream
 # A thousand streams come at once, which an engine is slow to take in. The other servers have no such limits.
 _QUEUE: Final = ("--queue-max-requests", "4096", "--queue-max-tokens", "4000000")
 _MAX_SEQS: Final = 1024
@@ -186,9 +187,12 @@ def headrace_upstream(folder: Path, behind: Measured, kind: str, rules: Path) ->
 
 @contextmanager
 def headrace_scripted(folder: Path, rules: Path, step_ms: float = STEP_MS) -> Iterator[Peer]:
-    """Headrace with everything on, and its own scripted worker."""
+    """Headrace with everything on, and its own scripted worker, which says what the upstream says."""
     name = f"scripted-{step_ms:g}"
+    script = folder / f"{name}.json"
+    script.write_text(json.dumps([scripted_upstream.PROSE * _PROSE_REPEATS]))
     scripted = ("--scripted", "--tokenizer", str(embedded_model()), "--step-ms", str(step_ms))
+    scripted += ("--script", str(script))
     with (
         worker(folder, *scripted, name=f"{name}-worker") as (linked, address),
         gateway(folder, [address], "--rules", str(rules), *_QUEUE, name=f"{name}-gateway") as ours,

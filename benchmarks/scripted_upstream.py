@@ -1,7 +1,7 @@
 """A server that speaks OpenAI's API in vLLM's words at next to no cost, for gateways to stand in front of.
 
 One clock for all streams, as an engine's steps are: at each step every stream gets one frame, in one write; a
-new stream's first one with the others, last. Chat and completions; a completion that asks for token ids gets
+new stream's first one with the others, last. All say the same prose, over and over. Chat and completions; a completion that asks for token ids gets
 them. `POST /pace?step_ms=20` sets the step, `POST /end` makes the next token of every stream its last, and
 `GET /times` tells when each request came and when its first token left, by the word `probe-…` in its prompt.
 `python -m benchmarks.scripted_upstream PORT STEP_MS TOKENIZER_FOLDER` serves until it is stopped. Not here: a
@@ -23,7 +23,12 @@ from typing import Any, Final, cast
 import uvloop
 
 MODEL: Final = "scripted"
-WORDS: Final = (" the", " river", " carries", " water", " to", " a", " wheel", " and", " every", " stone")
+PROSE: Final = (
+    " The river carries water to a wheel, and every stone in its bed knows how long that takes. When the rain"
+    " comes, the gate opens a little more: what is too much goes around the mill, past the old bridge and down"
+    " to the sea. Nobody has to wait, and nothing is lost on the way; that is what it was built for."
+)
+WORDS: Final = tuple(re.findall(r" \w+|[.,:;]", PROSE))  # one token each
 _PROBE: Final = re.compile(rb"probe-\d+")
 _STREAM: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -211,7 +216,9 @@ def word_ids(folder: Path) -> list[int]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     encoded = [tokenizer.encode(word, add_special_tokens=False).ids for word in WORDS]
     assert all(len(ids) == 1 for ids in encoded), encoded
-    return [ids[0] for ids in encoded]
+    ids = [ids[0] for ids in encoded]
+    assert tokenizer.encode(PROSE, add_special_tokens=False).ids == ids, "its tokens are not its words"
+    return ids
 
 
 async def serve(port: int, step_ms: float, ids: Sequence[int]) -> None:
