@@ -3,10 +3,11 @@
 First the gateways: LiteLLM and vllm-router in front of one scripted upstream that speaks vLLM's words,
 Headrace with a scripted worker and everything on (token cache, 5,000 rules, detokenization, metrics,
 heartbeats), Headrace in front of that upstream, and a bare uvicorn ASGI app that sends ready-made frames.
-All say the same prose, one word a step. Steps of 50 ms, longer where a peer could not keep up. Then whole front ends: vLLM's API server, and
-Headrace's worker with its gateway, each with the same tiny model on the real engine, whose core does not
-count. CPU time is the scheduler's, of all processes of a peer; memory is what it holds beyond the start.
-Where the peer was not the limit at saturation, its tokens per second and core have a mark.
+All say the same prose, a word a step. Steps of 50 ms, longer where a peer could not keep up. Then whole front
+ends: vLLM's API server, and Headrace's worker with its gateway, each with the same tiny model on the real
+engine, whose core does not count. CPU time is the scheduler's, of all processes of a peer; memory is what it
+holds beyond the start. Where the peer was not the limit at saturation, its tokens per second and core have a
+mark.
 
 A full run takes about twenty minutes, `--quick` three to four; the first one fills the peers' environments.
 `--only gateways` or `--only engine` runs one half; `--write` puts the tables into the README.

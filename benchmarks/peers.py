@@ -191,8 +191,8 @@ def headrace_scripted(folder: Path, rules: Path, step_ms: float = STEP_MS) -> It
     name = f"scripted-{step_ms:g}"
     script = folder / f"{name}.json"
     script.write_text(json.dumps([scripted_upstream.PROSE * _PROSE_REPEATS]))
-    scripted = ("--scripted", "--tokenizer", str(embedded_model()), "--step-ms", str(step_ms))
-    scripted += ("--script", str(script))
+    scripted = ["--scripted", "--tokenizer", str(embedded_model()), "--step-ms", str(step_ms)]
+    scripted += ["--script", str(script)]
     with (
         worker(folder, *scripted, name=f"{name}-worker") as (linked, address),
         gateway(folder, [address], "--rules", str(rules), *_QUEUE, name=f"{name}-gateway") as ours,

@@ -1,11 +1,11 @@
 """A server that speaks OpenAI's API in vLLM's words at next to no cost, for gateways to stand in front of.
 
 One clock for all streams, as an engine's steps are: at each step every stream gets one frame, in one write; a
-new stream's first one with the others, last. All say the same prose, over and over. Chat and completions; a completion that asks for token ids gets
-them. `POST /pace?step_ms=20` sets the step, `POST /end` makes the next token of every stream its last, and
-`GET /times` tells when each request came and when its first token left, by the word `probe-…` in its prompt.
-`python -m benchmarks.scripted_upstream PORT STEP_MS TOKENIZER_FOLDER` serves until it is stopped. Not here: a
-model, admission, limits of any kind.
+new stream's first one with the others, last. All say the same prose, over and over. Chat and completions; a
+completion that asks for token ids gets them. `POST /pace?step_ms=20` sets the step, `POST /end` makes the
+next token of every stream its last, and `GET /times` tells when each request came and when its first token
+left, by the word `probe-…` in its prompt. `python -m benchmarks.scripted_upstream PORT STEP_MS
+TOKENIZER_FOLDER` serves until it is stopped. Not here: a model, admission, limits of any kind.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import uvloop
 
 MODEL: Final = "scripted"
 PROSE: Final = (
-    " The river carries water to a wheel, and every stone in its bed knows how long that takes. When the rain"
-    " comes, the gate opens a little more: what is too much goes around the mill, past the old bridge and down"
-    " to the sea. Nobody has to wait, and nothing is lost on the way; that is what it was built for."
+    " The river carries water to a wheel, and every stone in its bed knows how long that takes. When the"
+    " rain comes, the gate opens a little more: what is too much goes around the mill, past the old bridge"
+    " and down to the sea. Nobody has to wait, and nothing is lost on the way; that is what it was built for."
 )
 WORDS: Final = tuple(re.findall(r" \w+|[.,:;]", PROSE))  # one token each
 _PROBE: Final = re.compile(rb"probe-\d+")
