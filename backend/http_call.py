@@ -15,9 +15,8 @@ from backend.http_ports import Headers, HttpFault, HttpRequest, Origin, Receiver
 
 # What a request says of its own framing and of its connection; a caller's are left out.
 _OWN: Final = frozenset({b"host", b"content-length", b"connection", b"keep-alive", b"transfer-encoding"})
-_LENGTHLESS: Final = frozenset(
-    {"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"}
-)  # without a body they say no length
+# Without a body they say no length.
+_LENGTHLESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 # To ask twice is to ask once (RFC 9110, 9.2.1).
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 

@@ -52,9 +52,8 @@ class HttpClient:
 
     def __init__(self, limits: HttpLimits = _DEFAULT) -> None:
         self._limits = limits
-        self._idle: dict[
-            Origin, list[HttpConnection]
-        ] = {}  # of each, the one that was free first comes first
+        # Of each origin, the one that was free first comes first.
+        self._idle: dict[Origin, list[HttpConnection]] = {}
         self._connections: set[HttpConnection] = set()
         self._opening: dict[Call, asyncio.Task[None]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
@@ -173,9 +172,8 @@ class HttpClient:
 
     def _was_opened(self, call: Call, task: asyncio.Task[None]) -> None:
         self._opening.pop(call, None)
-        if (
-            not task.cancelled() and (error := task.exception()) is not None
-        ):  # ours: it must not wait for ever
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # ours: the call must not wait for ever
             log_fault(error)
             call.fail(HttpFault(f"no connection to {name_of(call.origin)}: {type(error).__name__} here"))
         self._check_closed()

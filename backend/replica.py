@@ -65,10 +65,6 @@ class Replica(Protocol):
     def state(self) -> str: ...
 
     @property
-    def reason(self) -> str:
-        """Why it is not ready."""
-
-    @property
     def has_answered(self) -> bool:
         """Whether it has once served, failed, been refused, or told that it still loads."""
 

@@ -51,8 +51,7 @@ class CompletionsWire:
 
 
 def add_scheduling(body: dict[str, Any], call: EngineCall) -> None:
-    """What a server without priorities, or of another version, might refuse is sent only where it says
-    something."""
+    """Only where they say something: a server without priorities, or of another version, may refuse them."""
     if call.priority:
         body["priority"] = call.priority
     if call.cache_salt is not None:

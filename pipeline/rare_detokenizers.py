@@ -27,8 +27,9 @@ def visible_tail(vocabulary: Vocabulary, skip: bool, ids: Sequence[int], num_ids
 
 
 def lead_of(vocabulary: Vocabulary, skip: bool, prompt_ids: Sequence[int]) -> list[int] | None:
-    """A prompt's tokens if they have no text, else None. Its end, looked at in growing steps, mostly has
-    some.
+    """A prompt's tokens if they have no text, else None.
+
+    The prompt's end, looked at in growing steps, mostly has some.
     """
     for num_ids in _NUM_PROMPT_IDS:
         lead = visible_tail(vocabulary, skip, prompt_ids, num_ids)

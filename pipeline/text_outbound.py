@@ -1,7 +1,7 @@
 """The last two hops for one choice of a server that gives text: fragments -> text that may leave, as events.
 
-The same surface as `outbound.py`, so that a choice can be driven alike. The server has made the text of the
-tokens, found the stop strings and split the channels. What is left are each channel's own stages
+Both ways out share a surface (`any_outbound.py`), so that a choice is driven alike. The server has made the
+text of the tokens, found the stop strings and split the channels. What is left are each channel's own stages
 (`channel_text.py`): rules, the check of a JSON answer, escaping.
 
 Not here: what servers send (`backend/upstream_openai.py`), which stages a request has (`outbound_plan.py`).

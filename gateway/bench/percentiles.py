@@ -72,10 +72,6 @@ class Distribution:
         """(percent, value) pairs, to be drawn. Empty without values."""
         return [(each, self.at(each)) for each in percents] if len(self) else []
 
-    def share_within(self, limit: float) -> float:
-        """The share of values that are at most the limit; 1 without values."""
-        return 1 - self.num_above(limit) / len(self) if len(self) else 1.0
-
 
 class GapCounts:
     """Gaps between frames, counted in whole microseconds.
