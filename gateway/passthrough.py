@@ -241,7 +241,8 @@ class _Passage:
             self._fail(UpstreamFault(bad_key(self.upstream.name, status)))
             return
         record.status = status
-        self._outlet.start(status, response_headers(headers, record.request_id))
+        own = self.upstream.headers
+        self._outlet.start(status, response_headers(headers, record.request_id, status, own))
         self._wait_if_slow()
 
     def data(self, data: bytes) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import msgspec
 
 from backend.http_ports import Headers
+from backend.upstream_key import MIN_CHARS
 from pipeline.errors import ClientError, InvalidRequest
 
 METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
@@ -58,9 +59,14 @@ _OF_CONNECTION: Final = frozenset(
 )
 _NOT_ASKED: Final = _OF_CONNECTION | {
     *(b"host", b"content-length", b"expect", b"authorization", b"cookie", b"x-api-key", b"api-key"),
-    *(b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via"),
+    *(b"x-goog-api-key", b"ocp-apim-subscription-key", b"openai-organization", b"openai-project"),
+    *(b"forwarded", b"x-real-ip", b"true-client-ip", b"cf-connecting-ip", b"x-client-ip", b"via"),
     *(b"origin", b"referer", b"x-request-id"),
+    # Another path or method than the one that was looked at: some servers and proxies obey them.
+    *(b"x-original-url", b"x-rewrite-url", b"x-http-method", b"x-http-method-override"),
+    b"x-method-override",
 }
+_NOT_ASKED_KINDS: Final = (b"x-forwarded-",)
 _ONLY_OURS: Final = _OF_CONNECTION | {
     *(b"set-cookie", b"date", b"server", b"x-request-id", b"alt-svc", b"strict-transport-security"),
     *(b"www-authenticate", b"location", b"content-location"),
@@ -75,6 +81,7 @@ _POWERFUL: Final = frozenset(
     }
 )
 _POWERFUL_KINDS: Final = (b"access-control-", b"x-accel-", b"x-litespeed-")
+_WITHOUT_BODY: Final = (204, 304)
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")  # as with our own streams: nginx would hold events back
 
 
@@ -138,14 +145,25 @@ def route_of(path: str) -> str:
 def request_headers(headers: Headers, own: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
     """`own`: the upstream's, its key among them; they replace the client's of the same name."""
     dropped = _NOT_ASKED | _named_in_connection(headers) | {name for name, _ in own}
-    kept = [header for header in headers if header[0] not in dropped]
+    kept = [
+        header for header in headers if not (header[0] in dropped or header[0].startswith(_NOT_ASKED_KINDS))
+    ]
     return [*kept, *own, (b"x-request-id", request_id.encode("ascii"))]
 
 
-def response_headers(headers: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
+def response_headers(
+    headers: Headers, request_id: str, status: int = 200, own: Headers = ()
+) -> list[tuple[bytes, bytes]]:
+    """`own`: the upstream's request headers, whose key no client may be told by a server that echoes it."""
     dropped = _ONLY_OURS | _POWERFUL | _named_in_connection(headers)
+    if status in _WITHOUT_BODY:
+        dropped |= {b"content-length"}  # of a body that does not come: a server would wait for it
+    secrets = [key for _, value in own if len(key := value.removeprefix(b"Bearer ")) >= MIN_CHARS]
     kept = [
-        (name, value) for name, value in headers if not (name in dropped or name.startswith(_POWERFUL_KINDS))
+        (name, value)
+        for name, value in headers
+        if not (name in dropped or name.startswith(_POWERFUL_KINDS))
+        and not any(secret in value for secret in secrets)
     ]
     if any(
         name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in kept

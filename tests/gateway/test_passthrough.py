@@ -263,6 +263,25 @@ async def test_statuses_and_bodies_of_the_upstream_are_passed_as_they_are(status
         assert service.places[0].told == [f"begun {status}", "released"]
 
 
+@pytest.mark.parametrize("status", [204, 304])
+async def test_a_response_without_a_body_leaves_the_connection_of_use(status: int) -> None:
+    async def script(peer: Peer, number: int) -> None:
+        for _ in range(2):
+            await peer.request()
+            await peer.say(b"HTTP/1.1 %d X\r\ncontent-length: 5\r\nx-key: upstream-key\r\n\r\n" % status)
+        await peer.gone()
+
+    async with passing(script) as (service, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        for _ in range(2):
+            writer.write(f"GET {EMBEDDINGS} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 %d " % status)
+            assert b"content-length" not in head
+            assert b"upstream-key" not in head
+        writer.close()
+
+
 async def test_a_redirect_is_passed_without_the_address_that_only_the_gateway_can_reach() -> None:
     async def script(peer: Peer, number: int) -> None:
         await peer.request()
