@@ -201,6 +201,7 @@ class Outlet(MessageOutlet):
         write = self._write
         if write is None:
             self._push({"type": "http.response.body", "body": body, "more_body": True})
+            self.go_direct()  # there may have been a pause, and all has been read
         elif body:  # an empty chunk would end the body
             try:
                 write(b"%x\r\n%b\r\n" % (len(body), body))

@@ -28,10 +28,11 @@ class WebSocketOutlet(MessageOutlet):
         return 2 * self.num_buffered > self._max_bytes
 
     def push(self, text: bytes) -> None:
-        """Send one text message, given in UTF-8."""
+        """Send one text message, given in UTF-8, the way `Outlet.push` sends a part of a body."""
         write = self._write
         if write is None:
             self._push({"type": "websocket.send", "text": text.decode()})
+            self.go_direct()
             return
         try:
             write(text)

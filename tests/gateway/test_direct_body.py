@@ -131,6 +131,17 @@ async def test_a_paused_connection_is_written_by_send_alone_until_all_has_been_r
     assert direct.transport.written == [b"1\r\na\r\n", b"1\r\ne\r\n"]
 
 
+async def test_a_pause_in_which_nothing_was_pushed_is_over_with_the_next_push() -> None:
+    direct = Direct()
+    direct.outlet.start(200, HEADERS)
+    direct.flow.pause_writing()
+    direct.flow.resume_writing()
+    for piece in (b"a", b"b"):
+        direct.outlet.push(piece)
+    assert direct.client.body == b"a"
+    assert direct.transport.written == [b"1\r\nb\r\n"]
+
+
 async def test_a_dropped_client_is_not_written_to() -> None:
     direct = Direct()
     direct.outlet.start(200, HEADERS)

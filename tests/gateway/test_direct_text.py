@@ -153,6 +153,18 @@ async def test_a_connection_that_cannot_be_written_to_takes_nothing_past_send() 
     played.lose()
 
 
+async def test_a_pause_in_which_nothing_was_pushed_is_over_with_the_next_push() -> None:
+    played = await Played().open()
+    counting = Counting(played)
+    played.protocol.pause_writing()
+    played.protocol.resume_writing()
+    for text in (b"a", b"b", b"c"):
+        counting.outlet.push(text)
+    assert [each.payload for each in played.sent] == [b"a", b"b", b"c"]
+    assert counting.num_sent == 1
+    played.lose()
+
+
 def _close(played: Played) -> None:
     played.feed(close_frame(1000))
 
