@@ -21,6 +21,7 @@ from backend.http_client import HttpClient, HttpLimits
 from backend.http_ports import HttpFault, HttpRequest, Origin
 from backend.http_socket import Delivery
 from tests.backend.http_server import Kept, Peer, on_both_loops, serving
+from tests.backend.long_body import LongBody
 from tests.components import need
 
 GET = HttpRequest("GET", "/x")
@@ -485,19 +486,8 @@ async def test_a_cancelled_fetch_closes_its_connection() -> None:
 
 @on_both_loops
 async def test_a_paused_call_reads_no_more_than_the_sockets_hold_and_loses_nothing() -> None:
-    body = random.Random(3).randbytes(32 << 20)
-    num_sent = 0
-
-    async def script(peer: Peer, number: int) -> None:
-        nonlocal num_sent
-        await peer.request()
-        await peer.say(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
-        for at in range(0, len(body), 1 << 16):
-            await peer.say(body[at : at + (1 << 16)])
-            num_sent += 1 << 16
-        await peer.gone()
-
-    async with serving(script) as served, client_of() as client:
+    long = LongBody(32 << 20)
+    async with serving(long) as served, client_of() as client:
         receiver = Kept()
         receiver.on_data = lambda _: call.pause()
         call = client.send(served.origin, GET, receiver)
@@ -505,11 +495,11 @@ async def test_a_paused_call_reads_no_more_than_the_sockets_hold_and_loses_nothi
         async with asyncio.timeout(LIMIT_S):
             await served.peers[0].stuck()
         assert len(receiver.body) <= 1 << 19
-        assert num_sent < len(body)
+        assert long.num_sent < len(long.body)
         receiver.on_data = None
         call.resume()
         await receiver.over.wait()
-        assert receiver.body == body
+        assert receiver.body == long.body
         assert client.num_idle == 1
 
 
