@@ -37,6 +37,9 @@ class Host(Protocol):
     def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
         """A fault, before the sink hears of it. `has_begun`: some of the response had come."""
 
+    def told(self) -> None:
+        """The sink has heard of it."""
+
 
 class UpstreamAnswer:
     """`http_ports.Receiver` and `pipeline.ports.Handle`.
@@ -260,6 +263,7 @@ class UpstreamAnswer:
         self._share.release()
         self._quietly(self._host.noted, self._model, error, self._has_begun)
         self._quietly(self._fail, error)
+        self._quietly(self._host.told)
 
     def _quietly(self, tell: Callable[..., None], *arguments: object) -> None:
         """Whoever else raises, the sink must hear of the end."""

@@ -16,7 +16,10 @@ MODELS_GAP_S: Final = 2.0  # between questions for its models
 
 
 class UpstreamDoubts:
-    """Of one server. `passed_over`: the model that it serves to nobody while a sink is told of a fault."""
+    """Of one server. `passed_over`: the model that it serves to nobody while a sink is told of a fault.
+
+    A sink that submits again within its `failed` must find another server, but nobody else must.
+    """
 
     def __init__(self) -> None:
         self.passed_over: str | None = None
@@ -25,20 +28,21 @@ class UpstreamDoubts:
         self._models_from_s = -math.inf
 
     def missing(self, model: str) -> None:
-        """A call was told that there is no such model or route, or that it may not have it.
-
-        A sink that submits again within its `failed` must find another server, but nobody else must.
-        """
+        """A call was told that there is no such model or route, or that it may not have it."""
         self._of_models = True
         self.passed_over = model
-        asyncio.get_running_loop().call_soon(self._pass_over_nothing)
 
     def broke(self, model: str) -> None:
         """A call broke before any byte of its response."""
         self.missing(model)  # it may be another server by now
         self._broken.set()
 
-    def _pass_over_nothing(self) -> None:
+    def full(self, model: str) -> None:
+        """A call was one too many. The next one may not be: some servers refuse long prompts so."""
+        self.passed_over = model
+
+    def told(self) -> None:
+        """The call's sink has been told, and has submitted again if it does: nobody else is passed over."""
         self.passed_over = None
 
     async def broken_within(self, limit_s: float) -> bool:

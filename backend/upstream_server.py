@@ -43,8 +43,6 @@ from pipeline.values import EngineCall, ModelInfo, TextCall
 logger = logging.getLogger(__name__)
 
 TEXT_FINGERPRINT: Final = "text"  # servers of one name that take text are taken for the same
-# A server that was full is left out for as long as it takes to try another one.
-FULL_S: Final = 0.5
 ANSWER_S: Final = 5.0  # for a server that broke a call to say that it lives
 
 
@@ -103,7 +101,6 @@ class UpstreamServer(ReplicaLife):
         self._traits: Traits | None = None
         self._stats = EngineStats()
         self._listed: Sequence[ServedModel] = ()
-        self._full_until_s = -math.inf
         self._doubts = UpstreamDoubts()
         prefix = secrets.token_hex(6)
         # All of one length: SGLang takes an id that is to be aborted for the beginning of ids.
@@ -136,7 +133,7 @@ class UpstreamServer(ReplicaLife):
         return self._models[model].info.max_model_len
 
     def has_room(self, num_tokens: int) -> bool:
-        return time.monotonic() >= self._full_until_s and self._settings.bounds.admit(self.load, num_tokens)
+        return self._settings.bounds.admit(self.load, num_tokens)
 
     def submit(self, call: EngineCall, sink: Sink) -> Handle:
         return self._submit(call, sink, self.load.add(call.num_prompt_tokens, call.max_tokens))
@@ -209,14 +206,23 @@ class UpstreamServer(ReplicaLife):
             raise
 
     def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
-        """`upstream_answer.Host`: a sink that submits again when it is told must find another server."""
+        """`upstream_answer.Host`: a sink that submits again when it is told must find another server.
+
+        After a call that was too many, or broke, others are preferred, where there are any, until the server
+        has answered.
+        """
         if isinstance(error, QueueFull):
-            self._full_until_s = time.monotonic() + FULL_S
+            self._doubts.full(model)
+            self.heard_s = -math.inf
         elif isinstance(error, ModelGone | UpstreamFault):  # vLLM says 403 of a route that is switched off
             self._doubts.missing(model)
         elif isinstance(error, WorkerLost) and not has_begun:
             self._doubts.broke(model)
-            self.heard_s = -math.inf  # until it has answered others are preferred, where there are any
+            self.heard_s = -math.inf
+
+    def told(self) -> None:
+        """`upstream_answer.Host`."""
+        self._doubts.told()
 
     # -- one connection ------------------------------------------------------------------------------------
 

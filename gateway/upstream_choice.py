@@ -121,6 +121,7 @@ class UpstreamPlace:
     def lost(self, error: WorkerLost) -> None:
         """The server is asked whether it lives, as after a call of ours."""
         self._server.upstream.noted(self._model, error, has_begun=False)
+        self._server.upstream.told()
 
     def release(self) -> None:
         if not self._is_over:

@@ -50,16 +50,17 @@ async def test_refusal_is_sent_again_once_if_its_wire_has_learned() -> None:
     assert twice.load.num_requests == 0
 
 
-async def test_server_hears_of_a_fault_before_the_sink_does() -> None:
+async def test_server_hears_of_a_fault_before_the_sink_does_and_when_it_has() -> None:
     played = Played(CompletionsWire())
     order: list[str] = []
     played.host.noted = lambda model, error, has_begun: order.append(f"host {has_begun}")  # type: ignore[method-assign]
     played.answer._fail = lambda error: order.append(
         f"sink {type(error).__name__} {played.load.num_requests}"
     )
+    played.host.told = lambda: order.append("told")  # type: ignore[method-assign]
     played.answer.failed(HttpFault("connection refused"))
     played.answer.failed(HttpFault("again"))
-    assert order == ["host False", "sink WorkerLost 0"]
+    assert order == ["host False", "sink WorkerLost 0", "told"]
 
 
 async def test_fault_says_whether_the_server_had_begun() -> None:

@@ -20,13 +20,20 @@ async def test_models_are_asked_for_soon_and_then_rarely() -> None:
     assert doubts.of_models(5.0 + MODELS_GAP_S), "it is not forgotten"
 
 
-async def test_model_is_passed_over_within_the_fault_alone() -> None:
+async def test_model_is_passed_over_until_the_sink_has_been_told() -> None:
     doubts = UpstreamDoubts()
-    for find in (doubts.missing, doubts.broke):
+    for find in (doubts.missing, doubts.broke, doubts.full):
         find("m")
         assert doubts.passed_over == "m"
-        await asyncio.sleep(0)
+        doubts.told()
         assert doubts.passed_over is None
+
+
+async def test_call_that_was_too_many_leaves_no_doubt() -> None:
+    doubts = UpstreamDoubts()
+    doubts.full("m")
+    assert not doubts.of_models(5.0)
+    assert not await doubts.broken_within(0.001)
 
 
 async def test_broken_call_ends_the_wait_once() -> None:

@@ -61,6 +61,8 @@ class NoHost:
     def noted(self, model: str, error: HeadraceError, has_begun: bool) -> None:
         self.noted_errors.append((model, error, has_begun))
 
+    def told(self) -> None: ...
+
 
 class Reader:
     """A wire's own, but whether it sends a refused call again is the test's to say."""
