@@ -49,7 +49,17 @@ class UpstreamAnswer:
     """
 
     __slots__ = (
-        *("_call", "_events", "_fail", "_give_up", "_has_begun", "_has_events", "_host", "_is_told"),
+        *(
+            "_call",
+            "_events",
+            "_fail",
+            "_give_up",
+            "_has_begun",
+            "_has_events",
+            "_headers",
+            "_host",
+            "_is_told",
+        ),
         *("_max_bytes", "_model", "_num_bytes", "_reader", "_send", "_share", "_slices", "_status"),
         *("_tail", "_whole"),
     )
@@ -77,6 +87,7 @@ class UpstreamAnswer:
         self._max_bytes = reader.max_bytes
         self._num_bytes = 0  # of the response's body
         self._status = 0
+        self._headers: Headers = ()  # of a refusal
         self._whole: bytearray | None = None  # the body, where it is no stream
         self._has_begun = False
         self._has_events = False
@@ -106,6 +117,8 @@ class UpstreamAnswer:
         self._status = status
         if status == 200:
             self._send = None
+        else:
+            self._headers = headers
         if status != 200 or any(
             name == b"content-type" and b"json" in kind.lower() for name, kind in headers
         ):
@@ -224,7 +237,7 @@ class UpstreamAnswer:
                 self._whole, self._has_begun, self._num_bytes = None, False, 0
                 self._call = send(self)
                 return
-            error = refusal(self.worker, self._status, body)
+            error = refusal(self.worker, self._status, body, self._headers)
         except Exception as raised:
             self._raised(raised)
         else:

@@ -5,13 +5,17 @@ Not here: how its words and its code are found (`upstream_errors.py`).
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from backend.http_ports import Headers
 from backend.upstream_errors import MAX_WORDS, body_words
 from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, QueueFull, WorkerLost
 
 MAX_BODY_BYTES: Final = 64 << 10  # of a refusal, read for its words
 KEY_STATUSES: Final = frozenset((401, 403))  # the gateway's own
+MAX_RETRY_S: Final = 60.0  # more is ignored by OpenAI's clients
+_SECONDS: Final = re.compile(rb"[0-9]{1,9}")
 _FULL: Final = frozenset((408, 429, 503))
 _GONE: Final = frozenset((404, 405))
 _NOT_THE_CLIENTS: Final = KEY_STATUSES | {407, 499}  # nor the way there
@@ -37,18 +41,29 @@ class ModelGone(WorkerLost):
     code = "not_served"
 
 
-def refusal(server: str, status: int, body: bytes) -> HeadraceError:
+def refusal(server: str, status: int, body: bytes, headers: Headers = ()) -> HeadraceError:
     """The error of a call that was answered with this status instead of a stream."""
     if status in KEY_STATUSES:
         return UpstreamFault(bad_key(server, status))
     if status in _FULL:
-        return QueueFull(f"upstream {server} takes no more requests (HTTP {status})")
+        full = QueueFull(f"upstream {server} takes no more requests (HTTP {status})")
+        full.retry_after_s = retry_after_s(headers, full.retry_after_s)
+        return full
     if status in _GONE:
         return ModelGone(f"upstream {server} has no such route, or no longer this model (HTTP {status})")
     if status < 400:
         return UpstreamFault(f"upstream {server} answered with HTTP {status} where 200 was expected")
     words, _ = body_words(body)
     return server_error(status, words)
+
+
+def retry_after_s(headers: Headers, default_s: float) -> float:
+    """How long the server wants to be left alone: whole seconds; dates are not read, clocks differ.
+
+    No longer than `MAX_RETRY_S`: it may count to the end of the day, and there may be other servers by then.
+    """
+    told = next((value for name, value in headers if name == b"retry-after"), b"")
+    return min(float(told), MAX_RETRY_S) if _SECONDS.fullmatch(told) else default_s
 
 
 def server_error(status: int | None, words: str, has_begun: bool = False) -> HeadraceError:

@@ -15,7 +15,7 @@ from backend.sse_reader import SseReader
 from backend.upstream_completions import CompletionsWire
 from backend.upstream_faults import MAX_BODY_BYTES, ModelGone, UpstreamFault
 from backend.upstream_tokens import TokenReader
-from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, WorkerLost
+from pipeline.errors import EngineFailed, EngineRejected, HeadraceError, QueueFull, WorkerLost
 from pipeline.values import FirstToken, TokenLogprobs
 from tests.backend.linked import until
 from tests.backend.test_upstream_tokens import Played
@@ -48,6 +48,14 @@ async def test_refusal_is_sent_again_once_if_its_wire_has_learned() -> None:
     assert isinstance(twice.end, EngineRejected)
     assert "still no" in str(twice.end)
     assert twice.load.num_requests == 0
+
+
+async def test_refusal_says_when_to_come_back() -> None:
+    played = Played(CompletionsWire())
+    played.answer.begun(429, [*JSON, (b"retry-after", b"7")])
+    played.answer.ended()
+    assert isinstance(played.end, QueueFull)
+    assert played.end.retry_after_s == 7.0
 
 
 async def test_server_hears_of_a_fault_before_the_sink_does_and_when_it_has() -> None:

@@ -21,3 +21,18 @@ def test_status_of_a_response_and_of_an_event_are_one_kind_of_error(
 ) -> None:
     assert type(refusal("s", status, b"")) is type(server_error(status, "")) is kind
     assert type(server_error(status, "", has_begun=True)) is UpstreamGaveUp
+
+
+@pytest.mark.parametrize(
+    ("told", "wait_s"),
+    [
+        *((b"7", 7.0), (b"0", 0.0), (b"999999999", 60.0), (b"", 1.0), (b"-3", 1.0), (b"1e3", 1.0)),
+        *((b"Wed, 21 Oct 2026 07:28:00 GMT", 1.0), (b"9" * 5000, 1.0), ("٣".encode(), 1.0)),
+    ],
+)
+def test_client_is_told_how_long_the_server_wants_to_be_left_alone(told: bytes, wait_s: float) -> None:
+    for status in (429, 503):
+        error = refusal("s", status, b"", [(b"x", b"5"), (b"retry-after", told)])
+        assert isinstance(error, QueueFull)
+        assert error.retry_after_s == wait_s
+    assert QueueFull.retry_after_s == 1.0
