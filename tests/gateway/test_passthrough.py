@@ -27,6 +27,7 @@ from gateway.passthrough import Passthrough, UpstreamTarget
 from gateway.request_log import RequestLog
 from pipeline.errors import Draining, NoWorker, UnknownModel, WorkerLost
 from tests.backend.http_server import Kept, Peer, Script, Served, serving
+from tests.backend.long_body import LongBody
 from tests.gateway.asgi import Request, served, slow_client
 
 LIMIT_S = 60.0  # of what must happen: no test waits for it
@@ -363,30 +364,19 @@ async def test_a_client_that_leaves_ends_its_request_at_the_upstream(phase: str)
 
 
 async def test_a_slow_client_holds_the_upstream_back_and_loses_nothing() -> None:
-    body = random.Random(3).randbytes(16 << 20)
-    num_sent = 0
-
-    async def script(peer: Peer, number: int) -> None:
-        nonlocal num_sent
-        await peer.request()
-        await peer.say(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
-        for at in range(0, len(body), 1 << 16):
-            await peer.say(body[at : at + (1 << 16)])
-            num_sent += 1 << 16
-        await peer.gone()
-
-    async with passing(script) as (service, upstream):
+    long = LongBody(16 << 20)
+    async with passing(long) as (service, upstream):
         request = Request("/v1/files/f", method="GET")
         task = request.start(service.app)
         await until(lambda: len(request.client.messages) > 1)
         request.client.stops_reading()
         async with asyncio.timeout(LIMIT_S):
             await upstream.peers[0].stuck()
-        assert num_sent < len(body)
+        assert long.num_sent < len(long.body)
         request.client.reads_again()
         async with asyncio.timeout(LIMIT_S):
             await task
-        assert b"".join(message.get("body", b"") for message in request.client.messages) == body
+        assert b"".join(message.get("body", b"") for message in request.client.messages) == long.body
         line = await service.line()
         assert line["ended"] == "complete"
         assert line["buffered_peak_bytes"] <= 1 << 19
