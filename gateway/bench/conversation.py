@@ -25,7 +25,6 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     turns: Sequence[Turn]
-    cache_hint: int | None = None  # which of the shared prefixes it begins with
 
 
 def as_text(messages: Sequence[Message]) -> str:

@@ -24,7 +24,7 @@ class Goodput(msgspec.Struct, frozen=True):
     """`share`: of all measured requests, the failed ones too, which meet nothing.
 
     `requests_per_s`: of the requests that `Throughput.requests_per_s` counts, those that met every limit.
-    Both are of what ended in the window, as `vllm bench serve` has both of what completed in its run.
+    Both rates are of what ended in the window, as `vllm bench serve` has both of what completed in its run.
     """
 
     limits_ms: Limits

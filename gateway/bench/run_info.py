@@ -18,9 +18,7 @@ class ClientHealth(msgspec.Struct, frozen=True):
     lag_p50_ms: float = 0.0  # how late its event loop came to a timer
     lag_p99_ms: float = 0.0
     lag_max_ms: float = 0.0
-    max_late_ms: float = (
-        0.0  # open loop: the longest time between when a request was due and when it was sent
-    )
+    max_late_ms: float = 0.0  # open loop: the longest time from when a request was due until it was sent
     num_late: int = 0  # open loop: requests that were sent over 10 ms late
     notes: tuple[str, ...] = ()  # sentences for the reader, such as that the client was the bottleneck
 

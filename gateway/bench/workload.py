@@ -42,12 +42,11 @@ def made_up(shape: Shape, texts: Texts, measure: Measure) -> Iterator[Conversati
     prefixes = _prefixes(shape, texts, measure)
     for number in count():
         random = Random(f"{shape.seed} {number}")
-        which = random.randrange(len(prefixes)) if prefixes else None
-        opening = () if which is None else prefixes[which]
+        opening = prefixes[random.randrange(len(prefixes))] if prefixes else ()
         turns = tuple(
             _turn(random, shape, texts, measure, opening if at == 0 else (), at) for at in range(shape.turns)
         )
-        yield Conversation(turns, which)
+        yield Conversation(turns)
 
 
 def _turn(
