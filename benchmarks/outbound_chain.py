@@ -1,6 +1,6 @@
 """What the whole way out costs per token, and what it costs with another filter in the same place.
 
-Ids in, events out, as `gateway.choice.Choice` uses it: detokenizer, control strings, keywords (and personal
+Ids in, events out, as `gateway.token_choice` uses it: detokenizer, control strings, keywords (and personal
 data), events. Not here: the stages by themselves (`outbound_stages.py`), and what is held
 (`outbound_holding.py`).
 """

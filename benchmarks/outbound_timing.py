@@ -39,7 +39,7 @@ def feeding(open_feed: Callable[[], Callable[[Token], object]], tokens: Sequence
 
 
 def sending(open_outbound: Callable[[], Outbound], spoken: Spoken) -> Pass:
-    """Pass of the whole way out, used as `gateway.choice.Choice` does; the end of the answer included."""
+    """Pass of the whole way out, used as `gateway.token_choice` does; the end of the answer included."""
 
     def run() -> float:
         outbound = open_outbound()
