@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from backend import link
-from backend.address import Address, check_trust, listen, remove_socket
+from backend.address import Address, check_trust, listen, remove_socket, stop_listening
 from backend.assembly import Assembly
 from backend.link import Closed, Delta, Error, Stats
 from backend.media_support import announced
@@ -101,10 +101,10 @@ class LinkServer:
     async def stop(self) -> None:
         """End what still runs with a named error, close every connection, stop the engine. Idempotent."""
         self._refusal = "the worker has stopped"
-        if self._server is not None:
-            self._server.close()
-            remove_socket(self.address)
+        if (server := self._server) is not None:
             self._server = None
+            await stop_listening(server)
+            remove_socket(self.address)
         if self._stats_task is not None:
             self._stats_task.cancel()
             await asyncio.gather(self._stats_task, return_exceptions=True)

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.tcp_server import StreamServer
+
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -59,24 +61,19 @@ class FakeUpstream:
 
     def __init__(self, answer: Callable[[Asked], Reply]) -> None:
         self._answer = answer
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = StreamServer(self._connected)
         self.asked: list[Asked] = []
         self.num_connections = 0
         self.num_left = 0
         self.port = 0
 
     async def start(self, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
-        self._server = await asyncio.start_server(self._connected, host, port, ssl=tls)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._server.start(port, host, tls)
+        self.port = self._server.port
 
     async def stop(self) -> None:
         """Close the port and all connections."""
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.stop()
 
     @property
     def url(self) -> str:
@@ -86,16 +83,12 @@ class FakeUpstream:
         return [asked for asked in self.asked if asked.path == path]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         self.num_connections += 1
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await self._exchange(reader, writer):
                     pass
         finally:
-            self._tasks.discard(task)
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

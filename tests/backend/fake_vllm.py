@@ -14,6 +14,7 @@ import msgspec
 
 from backend.upstream_address import UpstreamAddress, parse_upstream
 from tests.backend.vllm_streams import METRICS, completion_event, generate_event, usage_event
+from tests.tcp_server import StreamServer
 
 JSON = "application/json"
 STREAM_HEAD = (
@@ -59,26 +60,20 @@ class FakeVllm:
         self.num_streams = 0
         self.num_connections = 0
         self.port = 0
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._server = StreamServer(self._connected)
 
     @property
     def address(self) -> UpstreamAddress:
         return parse_upstream(f"vllm+http://127.0.0.1:{self.port}")
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._server.start(self.port)
+        self.port = self._server.port
 
     async def stop(self) -> None:
         """As a process that is killed: every connection is reset, and nobody listens."""
         self.is_frozen = False
-        if self._server is not None:
-            self._server.close()
-            for writer in list(self._open):
-                writer.transport.abort()
-            await self._server.wait_closed()
-            self._server = None
+        await self._server.stop()
 
     async def echo(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
         is_generate = path.endswith("/generate")
@@ -98,7 +93,6 @@ class FakeVllm:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
-        self._open.add(writer)
         try:
             while True:
                 method, path, headers, body = await _request(reader)
@@ -109,7 +103,6 @@ class FakeVllm:
         except (asyncio.IncompleteReadError, ConnectionError, Cut):
             pass
         finally:
-            self._open.discard(writer)
             writer.transport.abort()
 
     async def _respond(

@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from backend.http_ports import Headers, HttpFault, Origin
+from tests.tcp_server import listening
 
 
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -95,7 +96,6 @@ async def serving(
     uds: Path | None = None,
 ) -> AsyncIterator[Served]:
     """Runs `script` for each connection and closes it afterwards. `tls`: of the server and of the client."""
-    tasks: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer)
@@ -109,30 +109,13 @@ async def serving(
         finally:
             writer.close()
 
-    def start(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(connected(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
     server_tls, client_tls = tls or (None, None)
-    if uds is not None:
-        server = await asyncio.start_unix_server(start, str(uds), ssl=server_tls)
-        served = Served(Origin("localhost", 80, client_tls, str(uds)))
-    else:
-        server = await asyncio.start_server(start, "127.0.0.1", 0, ssl=server_tls)
-        port = server.sockets[0].getsockname()[1]
-        served = Served(Origin("localhost" if tls else "127.0.0.1", port, client_tls))
-    try:
+    async with listening(connected, tls=server_tls, uds=uds) as server:
+        if uds is not None:
+            served = Served(Origin("localhost", 80, client_tls, str(uds)))
+        else:
+            served = Served(Origin("localhost" if tls else "127.0.0.1", server.port, client_tls))
         yield served
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for peer in served.peers:
-            peer.writer.transport.abort()
-        await server.wait_closed()
-        await asyncio.sleep(0.01)  # their connection_lost
     assert not served.faults
 
 

@@ -6,12 +6,23 @@ import asyncio
 import socket
 import ssl
 import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 
-from backend.address import Address, AddressError, check_trust, connect, listen, parse_address
+from backend.address import (
+    Address,
+    AddressError,
+    check_trust,
+    connect,
+    listen,
+    parse_address,
+    stop_listening,
+)
+from tests.tcp_server import losing_nothing
 
 
 class Hangup(asyncio.Protocol):
@@ -82,7 +93,7 @@ async def test_unix_socket_is_for_this_user_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
     await connect(Hangup, address)
     await asyncio.sleep(0.05)
-    server.close()
+    await stop_listening(server)
 
 
 async def test_dead_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
@@ -90,11 +101,10 @@ async def test_dead_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> 
     first, _ = await listen(Hangup, address)
     with pytest.raises(AddressError, match="another process listens"):
         await listen(Hangup, address)
-    await asyncio.sleep(0.05)
-    first.close()
+    await stop_listening(first)
     assert (tmp_path / "s").exists()
     second, _ = await listen(Hangup, address)
-    second.close()
+    await stop_listening(second)
 
 
 def test_live_socket_with_a_full_queue_is_not_replaced(tmp_path: Path) -> None:
@@ -114,3 +124,28 @@ async def test_ordinary_file_in_the_sockets_place_is_kept(tmp_path: Path) -> Non
     with pytest.raises(AddressError, match="no socket"):
         await listen(Hangup, Address(path=str(tmp_path / "s")))
     assert (tmp_path / "s").read_text() == "precious"
+
+
+@pytest.mark.parametrize("loop_of", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_whoever_is_accepted_while_the_port_closes_gets_its_protocol_or_an_end(loop_of: Any) -> None:
+    class Known(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transports.append(transport)
+
+    async def stop_after(num_steps: int) -> None:
+        server, address = await listen(Known, parse_address("tcp://127.0.0.1:0"))
+        with socket.create_connection((address.host, address.port)) as client:
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+            await stop_listening(server)
+            for transport in transports:
+                transport.close()
+            transports.clear()
+            client.setblocking(False)
+            with suppress(ConnectionError):  # nobody had accepted it
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+    transports: list[asyncio.BaseTransport] = []
+    for num_steps in range(8):  # of the loop: from the client's connection to its protocol, and more
+        with losing_nothing(), asyncio.Runner(loop_factory=loop_of) as runner:
+            runner.run(stop_after(num_steps))

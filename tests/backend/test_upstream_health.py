@@ -31,6 +31,7 @@ from tests.backend.linked import make_tokenizer, until
 from tests.components import need
 from tests.fake_upstream import Asked, FakeUpstream, Reply, json_reply
 from tests.processes import free_port
+from tests.tcp_server import listening
 
 CARD = {"id": "m", "max_model_len": 2048}
 STALL_S = 0.4
@@ -395,7 +396,8 @@ async def test_address_of_nobody_and_of_the_other_scheme_are_told(tmp_path: Path
         writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(as_uvicorn, "127.0.0.1", 0) as plain:
-        port = plain.sockets[0].getsockname()[1]
-        async with watched(tmp_path, f"{kind}+https://localhost:{port}") as it:
-            await until(lambda: "wrong version number" in it.reason)
+    async with (
+        listening(as_uvicorn) as plain,
+        watched(tmp_path, f"{kind}+https://localhost:{plain.port}") as it,
+    ):
+        await until(lambda: "wrong version number" in it.reason)

@@ -8,6 +8,7 @@ import socket
 from contextlib import suppress
 
 from benchmarks.bench_slow_readers import WINDOW_BYTES, closed_after_s, kernel_mib, sip, slow_reader
+from tests.tcp_server import listening
 
 
 def test_the_closed_ones_are_told_from_the_log() -> None:
@@ -46,9 +47,8 @@ async def test_a_slow_reader_has_a_small_window() -> None:
         asked.put_nowait(await reader.readexactly(5))
         writer.close()
 
-    server = await asyncio.start_server(answered, "127.0.0.1", 0)
-    async with server:
-        client = await slow_reader(server.sockets[0].getsockname()[1], b"GET /")
+    async with listening(answered) as server:
+        client = await slow_reader(server.port, b"GET /")
         with client:
             assert await asked.get() == b"GET /"
             # The kernel doubles what it is told, for its own book-keeping.

@@ -16,6 +16,7 @@ from benchmarks.event_load import EventClient, Started, delete_stream, start_str
 from benchmarks.load import chat_request
 from benchmarks.store_server import store_server
 from tests.components import need
+from tests.tcp_server import listening
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [
@@ -77,9 +78,8 @@ async def answering(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
         writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(answered, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1], requests
+    async with listening(answered) as server:
+        yield server.port, requests
 
 
 async def test_a_stream_is_started_with_the_chat_of_plain_sse() -> None:

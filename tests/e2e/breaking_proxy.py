@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from tests.tcp_server import dialled, listening
+
 BEFORE_REQUEST: Final = "before the request"  # the server never sees it
 BEFORE_HEAD: Final = "before the head"  # the server has answered
 IN_HEAD: Final = "in the head"
@@ -117,7 +119,6 @@ class BreakingProxy:
         self.broken: Counter[tuple[str, str]] = Counter()
         self.num_missed = 0
         self.num_connections = 0
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def num_broken(self) -> int:
@@ -125,22 +126,12 @@ class BreakingProxy:
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client's connection."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         self.num_connections += 1
         try:
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):  # or `stop`
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):  # or the end
                 await self._serve(reader, writer, next(self._breaks, None))
         finally:
-            self._tasks.discard(task)
             writer.transport.abort()
-
-    async def stop(self) -> None:
-        """End the connections that are left."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, plan: Break | None
@@ -149,15 +140,14 @@ class BreakingProxy:
         if plan is not None and plan.place == BEFORE_REQUEST:
             await self._break(writer, plan)
             return
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", next(self._upstream_ports))
-        up_writer.write(request)
-        back = asyncio.create_task(self._pass_requests(reader, up_writer))
-        try:
-            await self._pass_response(up_reader, writer, plan)
-        finally:
-            back.cancel()
-            await asyncio.wait([back])
-            up_writer.transport.abort()
+        async with dialled(next(self._upstream_ports)) as (up_reader, up_writer):
+            up_writer.write(request)
+            back = asyncio.create_task(self._pass_requests(reader, up_writer))
+            try:
+                await self._pass_response(up_reader, writer, plan)
+            finally:
+                back.cancel()
+                await asyncio.wait([back])
 
     async def _pass_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """What else the client sends; its end ends the other side too."""
@@ -199,10 +189,6 @@ async def breaking_proxy(
 ) -> AsyncIterator[BreakingProxy]:
     """A proxy that runs; its port is `port`."""
     proxy = BreakingProxy(upstream_ports, breaks)
-    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0, limit=1 << 20)
-    proxy.port = server.sockets[0].getsockname()[1]
-    try:
+    async with listening(proxy.accept, limit=1 << 20) as server:
+        proxy.port = server.port
         yield proxy
-    finally:
-        server.close()
-        await proxy.stop()

@@ -18,6 +18,7 @@ from tests.gateway.browser import open_tab, running_browser
 from tests.pipeline.model_files import model_files
 from tests.processes import Process, free_port, headrace
 from tests.stack import Gateway, Worker, running, start_gateway
+from tests.tcp_server import listening
 from tests.wire import connect
 
 KEY = "key-of-a-page-1234"
@@ -82,13 +83,10 @@ def served(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 async def page(port: int) -> AsyncIterator[str]:
     """An empty page on a port of this machine; its URL."""
 
-    writers: list[asyncio.StreamWriter] = []  # a browser opens connections that it may need, and says nothing
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
         try:
             await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:
+        except asyncio.IncompleteReadError:  # a browser opens connections that it may need, and says nothing
             return
         html = b"<!doctype html><title>page</title>"
         head = (
@@ -98,12 +96,8 @@ async def page(port: int) -> AsyncIterator[str]:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", port)
-    async with server:
+    async with listening(answer, port=port):
         yield f"http://127.0.0.1:{port}/"
-        for writer in writers:
-            writer.transport.abort()
-        await asyncio.sleep(0)
 
 
 def asking(gateway: Gateway, path: str, body: Any = None, **headers: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.breaking_proxy import PLACES, Break, breaking_proxy, random_breaks
 from tests.e2e.event_source import EventParser, EventSource, Message
+from tests.tcp_server import listening
 
 NUM_EVENTS = 60
 PLAIN = "message"
@@ -108,11 +109,9 @@ async def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 @asynccontextmanager
 async def playing() -> AsyncIterator[Played]:
     played = Played()
-    server = await asyncio.start_server(played.connected, "127.0.0.1", 0)
-    played.port = server.sockets[0].getsockname()[1]
-    yield played
-    server.close()
-    await server.wait_closed()
+    async with listening(played.connected) as server:
+        played.port = server.port
+        yield played
 
 
 def assert_whole(messages: list[Message]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import uvicorn
 
+from backend.address import stop_listening
 from gateway.http_protocol import HttpConfig
 from tests.gateway.answering import Client
 
@@ -96,6 +97,8 @@ async def served(app: Any, lifespan: Literal["on", "off"] = "off") -> AsyncItera
         try:
             yield listener.getsockname()[1]
         finally:
+            for each in server.servers:
+                await stop_listening(each)
             await server.shutdown(sockets=[listener])
 
 

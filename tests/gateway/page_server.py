@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from backend.address import stop_listening
 from gateway.docs_page import page_routes
 
 KEY = "sk-test"
@@ -135,5 +136,7 @@ async def page_server() -> AsyncIterator[PageServer]:
         try:
             yield server
         finally:
+            for each in running.servers:
+                await stop_listening(each)
             running.should_exit = True
             await task

@@ -31,6 +31,7 @@ from pipeline.media_errors import (
 from pipeline.values import MediaRef
 from tests.components import need
 from tests.gateway.media_files import data_uri, image
+from tests.tcp_server import listening
 
 PATH = "messages[0].content[1]"
 SERVER = "127.0.0.1"
@@ -91,12 +92,11 @@ async def site() -> AsyncIterator[Site]:
 @contextlib.asynccontextmanager
 async def served(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
     site = Site()
-    first = await asyncio.start_server(site.serve, SERVER, 0, ssl=tls)
-    site.port = first.sockets[0].getsockname()[1]
-    second = await asyncio.start_server(site.serve, OTHER, site.port, ssl=tls)
-    async with first, second:
-        yield site
-        await asyncio.wait_for(site.all_closed.wait(), 5)
+    async with listening(site.serve, host=SERVER, tls=tls) as first:
+        site.port = first.port
+        async with listening(site.serve, host=OTHER, port=site.port, tls=tls):
+            yield site
+            await asyncio.wait_for(site.all_closed.wait(), 5)
 
 
 def ok(body: bytes, *headers: str) -> bytes:

@@ -29,6 +29,7 @@ from tests.gateway.storing import (
     stream_key,
     until,
 )
+from tests.tcp_server import dialled, listening
 from tests.valkey import Valkey
 
 
@@ -348,30 +349,29 @@ async def test_connection_may_be_tcp_and_tls(server: Valkey, certificate: tuple[
     context.load_cert_chain(path, key)
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        near, far = await asyncio.open_unix_connection(server.socket)
-        await asyncio.gather(copy_bytes(reader, far), copy_bytes(near, writer))
+        async with dialled(uds=server.socket) as (near, far):
+            await asyncio.gather(copy_bytes(reader, far), copy_bytes(near, writer))
 
     for scheme, options, tls in (("redis", "", None), ("rediss", f"?ssl_ca_certs={path}", context)):
         server.client.flushall()
-        tunnel = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=tls)
-        port = tunnel.sockets[0].getsockname()[1]
-        async with processes(f"{scheme}://127.0.0.1:{port}{options}", 2) as (one, two):
-            journal = await one.stream(1)
-            copy = await two.copy(1)
-            for number in range(50):
-                journal.frame(b"%d" % number * 5000)
-                await asyncio.sleep(0)
-            journal.end(b"end")
-            await until(lambda copy=copy: copy.is_over)
-            assert same(copy, journal)
-            assert not one.store._health.num_errors
-        if tls is not None:
-            untrusting = Process(f"rediss://127.0.0.1:{port}").store
-            with pytest.raises(StoreUnavailable) as raised:
-                await untrusting.meta(id_of(1))
-            assert "CERTIFICATE_VERIFY_FAILED" in str(raised.value.__cause__)
-            await untrusting.close()
-        tunnel.close()
+        async with listening(forward, tls=tls) as tunnel:
+            address = f"{scheme}://127.0.0.1:{tunnel.port}"
+            async with processes(address + options, 2) as (one, two):
+                journal = await one.stream(1)
+                copy = await two.copy(1)
+                for number in range(50):
+                    journal.frame(b"%d" % number * 5000)
+                    await asyncio.sleep(0)
+                journal.end(b"end")
+                await until(lambda copy=copy: copy.is_over)
+                assert same(copy, journal)
+                assert not one.store._health.num_errors
+            if tls is not None:
+                untrusting = Process(address).store
+                with pytest.raises(StoreUnavailable) as raised:
+                    await untrusting.meta(id_of(1))
+                assert "CERTIFICATE_VERIFY_FAILED" in str(raised.value.__cause__)
+                await untrusting.close()
 
 
 def test_url_of_something_else_is_refused() -> None:

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.tcp_server import listening
+
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
@@ -93,28 +95,17 @@ def plain(status: int, body: bytes, content_type: str = "application/json") -> b
 async def serving(answer: Answer) -> AsyncIterator[Server]:
     """A server on a free port of this machine; `answer` gets each POST, and GETs have its `pages`."""
     server = Server()
-    tasks: set[asyncio.Task[None]] = set()
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server.num_connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
         with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while not writer.is_closing():
                 await _serve(server, reader, writer, answer)
         writer.close()
-        tasks.discard(task)
 
-    listening = await asyncio.start_server(connection, "127.0.0.1", 0)
-    server.port = listening.sockets[0].getsockname()[1]
-    try:
+    async with listening(connection) as listener:
+        server.port = listener.port
         yield server
-    finally:
-        listening.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _serve(
