@@ -22,6 +22,7 @@ from gateway.bench.run_info import ClientHealth, RunInfo
 from gateway.bench.sample import INTERRUPTED, Sample
 from gateway.bench.server_probe import ServerVersion
 from gateway.bench.target import PATHS
+from gateway.bench.throughput import last_s
 
 # A window that is shorter than this share of what was measured says nothing of a steady state.
 _MIN_STEADY_SHARE: Final = 0.5
@@ -67,17 +68,18 @@ def steady_window(samples: Sequence[Sample]) -> tuple[float, float | None]:
     """From when the first measured request was sent until after the last conversation began: then the load
     drains, though later turns are still to be sent.
 
-    A load that was cut off does not drain.
+    A load that was cut off does not drain. One that ended before anything was measured has a window without
+    length, at its end.
     """
     measured = [sample for sample in samples if not sample.is_warm_up]
-    if not measured:
-        return 0.0, None
+    if not measured:  # it ended in its warm-up, whose rates are none of the load's
+        return math.nextafter(max(map(last_s, samples)), math.inf) if samples else 0.0, None
     first_s = min(sample.sent_s for sample in measured)
-    last_s = max((sample.sent_s for sample in measured if sample.turn == 0), default=first_s)
+    last_begun_s = max((sample.sent_s for sample in measured if sample.turn == 0), default=first_s)
     end_s = max(sample.ended_s or 0.0 for sample in samples)
     is_cut_off = any(sample.error == INTERRUPTED for sample in samples)
-    drains = not is_cut_off and last_s - first_s >= _MIN_STEADY_SHARE * (end_s - first_s)
-    return first_s, math.nextafter(last_s, math.inf) if drains else None
+    drains = not is_cut_off and last_begun_s - first_s >= _MIN_STEADY_SHARE * (end_s - first_s)
+    return first_s, math.nextafter(last_begun_s, math.inf) if drains else None
 
 
 def _options_in_words(options: BenchOptions, prepared: Prepared) -> Iterator[tuple[str, str]]:

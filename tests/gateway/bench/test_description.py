@@ -1,9 +1,10 @@
 import math
 
-import pytest
-
 from gateway.bench.description import steady_window
+from gateway.bench.figures import Measured, figures_of
 from gateway.bench.sample import Sample
+from gateway.bench.throughput import Throughput
+from tests.gateway.bench.runs import run
 
 
 def sample(sent_s: float, ended_s: float, **more: object) -> Sample:
@@ -30,6 +31,14 @@ def test_a_load_that_was_cut_off_is_steady_until_its_end() -> None:
     assert steady_window(samples) == (0, None)
 
 
-@pytest.mark.parametrize("samples", [[], [sample(1, 2, is_warm_up=True)]])
-def test_a_load_without_measured_requests_has_no_window(samples: list[Sample]) -> None:
-    assert steady_window(samples) == (0.0, None)
+def test_a_load_that_ended_in_its_warm_up_has_measured_nothing() -> None:
+    samples = [sample(0, 2, is_warm_up=True), sample(1, 3, is_warm_up=True, error="interrupted")]
+    from_s, until_s = steady_window(samples)
+    figures = figures_of(Measured(samples, run(duration_s=2.9, steady_from_s=from_s, steady_until_s=until_s)))
+    assert (figures.num_requests, figures.num_outside, figures.window_s) == (0, 2, 0)
+    assert figures.throughput == Throughput()
+    assert figures.concurrency_mean == figures.concurrency_peak == 0
+
+
+def test_a_load_without_requests_has_no_window() -> None:
+    assert steady_window([]) == (0.0, None)
