@@ -39,15 +39,24 @@ def read_records(path: Path, max_turns: int, is_chat: bool) -> list[Record]:
     return records
 
 
-def _entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each entry with the words for where it stands."""
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes. Raises `ValueError` for more than `MAX_FILE_BYTES`, also of a device without end."""
     try:
         size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ValueError(f"{path} has {size} bytes; at most {MAX_FILE_BYTES} are read")
-        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # Windows' editors write one
+        if size <= MAX_FILE_BYTES:
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+            size = len(data)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    if size > MAX_FILE_BYTES:
+        raise ValueError(f"{path} has {size} bytes or more; at most {MAX_FILE_BYTES} are read")
+    return data
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each entry with the words for where it stands."""
+    data = read_bytes(path).removeprefix(b"\xef\xbb\xbf")  # Windows' editors write one
     if data.lstrip()[:1] == b"[":
         items = _decode(data, str(path))
         yield from ((f"{path}: item {number}", item) for number, item in enumerate(items, 1))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.bench.arrivals import CONSTANT, POISSON
-from gateway.bench.dataset import Record, read_records
+from gateway.bench.dataset import Record, read_bytes, read_records
 from gateway.bench.document import Document, from_json
 from gateway.bench.figures import DEFAULTS, FigureOptions
 from gateway.bench.flag_values import Given, flag_name, headers, number, share, whole_number
@@ -185,6 +185,8 @@ def _report(given: Given) -> ReportOptions:
     for name, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and not (name == "--json" and path == "-"):
             _check_writable(name, Path(path))
+    if options.json and options.html and _is_one_file(options.json, options.html):
+        raise ValueError(f"--json and --html are both {options.html!r}; each needs a file of its own")
     for name, other in (("samples", "json"), ("compare", "html")):
         if given.has(name) and not given.has(other):
             raise ValueError(f"--{name} is given without --{other}")
@@ -203,9 +205,7 @@ def _limits(words: Sequence[str]) -> dict[str, float]:
 def _earlier(path: str) -> tuple[str, Document]:
     """A run that `--json` has written."""
     try:
-        return Path(path).stem, from_json(Path(path).read_bytes(), path)
-    except OSError as error:
-        raise ValueError(f"--compare: {path} cannot be read: {error.strerror}") from error
+        return Path(path).stem, from_json(read_bytes(Path(path)), path)
     except ValueError as error:
         raise ValueError(f"--compare: {error}") from error
 
@@ -218,6 +218,12 @@ def _percents(text: str) -> tuple[float, ...]:
                 f"a percentile is {percent!r}, and is told as {name_of(percent)}; use fewer digits"
             )
     return tuple(sorted(percents))
+
+
+def _is_one_file(path: str, other: str) -> bool:
+    """Whether the second would be written over the first: not so for a device as /dev/null."""
+    place = os.path.realpath(path)
+    return place == os.path.realpath(other) and (os.path.isfile(place) or not os.path.exists(place))
 
 
 def _check_writable(flag: str, path: Path) -> None:

@@ -131,5 +131,7 @@ def test_a_file_that_is_missing_empty_or_too_large_is_told(
     with pytest.raises(ValueError, match=r"data\.jsonl has no entries; at least 1 is needed"):
         records(tmp_path)
     monkeypatch.setattr(dataset, "MAX_FILE_BYTES", 10)
-    with pytest.raises(ValueError, match=r"data\.jsonl has 17 bytes; at most 10 are read"):
+    with pytest.raises(ValueError, match=r"data\.jsonl has 17 bytes or more; at most 10 are read"):
         records(tmp_path, {"prompt": "abc"})
+    with pytest.raises(ValueError, match=r"zero has 11 bytes or more; at most 10 are read"):
+        read_records(Path("/dev/zero"), 1, True)

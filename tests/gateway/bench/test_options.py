@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.bench import dataset
 from gateway.bench.options import BenchOptions, read_options
 from gateway.cli import build_parser
 
@@ -125,6 +126,11 @@ def test_timings_can_be_asked_for_or_not() -> None:
             "--json is '/no/such/place/x.json'; '/no/such/place' cannot be written",
         ),
         ("--html /", "--html is '/'; it must be a file, not a folder"),
+        (
+            "--json /tmp/./x --html /tmp/x",
+            "--json and --html are both '/tmp/x'; each needs a file of its own",
+        ),
+        ("--json - --html -", "--json and --html are both '-'"),
         ("--html x.html --compare /no/such", "--compare: /no/such cannot be read: No such file or directory"),
         ("--data /no/such", "--data: /no/such cannot be read"),
         ("--data x --prompt-tokens 5", "--prompt-tokens is given with --data"),
@@ -189,11 +195,19 @@ def test_a_key_or_a_header_is_never_in_a_message() -> None:
         assert "s3cret" not in str(caught.value)
 
 
-def test_what_is_no_report_cannot_be_compared(tmp_path: Path) -> None:
+def test_what_is_no_report_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "x.json"
     file.write_text(json.dumps({"a": 1}))
     with pytest.raises(ValueError, match=r"--compare: .*x\.json is not the JSON of a load test"):
         options("--compare", str(file), "--html", str(tmp_path / "y.html"))
+    monkeypatch.setattr(dataset, "MAX_FILE_BYTES", 10)
+    with pytest.raises(ValueError, match=r"--compare: /dev/zero has 11 bytes or more; at most 10 are read"):
+        options("--compare", "/dev/zero", "--html", str(tmp_path / "y.html"))
+
+
+def test_a_device_may_take_both_reports() -> None:
+    report = options("--json", "/dev/null", "--html", "/dev/null").report
+    assert report.json == report.html == "/dev/null"
 
 
 def test_an_address_of_another_kind_is_refused() -> None:
