@@ -33,7 +33,7 @@ def _notes(samples: Sequence[Sample], options: BenchOptions, measure: Measure) -
     ok = [sample for sample in samples if sample.error is None]
     if options.data is None and measure.source == "assumed":
         yield (
-            "The server tells no usage, so that prompts have about as many tokens as wanted "
+            "The server tells no usage that grows with a prompt: they have about as many tokens as wanted "
             f"({measure.tokens_per_word:g} for each word)."
         )
     if options.records and len(samples) > (once := sum(len(record.turns) for record in options.records)):

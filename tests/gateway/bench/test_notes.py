@@ -80,4 +80,6 @@ def test_failures_before_and_after_what_is_measured_are_told() -> None:
 
 def test_lengths_that_are_only_assumed_are_told() -> None:
     (note,) = notes_of_load([], options(), Measure())
-    assert note.startswith("The server tells no usage, so that prompts have about as many tokens as wanted")
+    assert note.startswith(
+        "The server tells no usage that grows with a prompt: they have about as many tokens as wanted"
+    )
