@@ -199,7 +199,7 @@ class VllmEngine:
         """A path that has served a plain request and one with logprobs; both also warm the engine."""
         path: TokenPath = path_type(self._llm, _no_events(self._die), self._media)
         try:
-            path.start()
+            await path.start()
             for sampling in (
                 {"temperature": 0.0},
                 {"temperature": 1.0, "top_k": 8, "seed": 0, "logprobs": 2},

@@ -45,7 +45,7 @@ class GeneratePath:
         self._aborts: set[asyncio.Task[None]] = set()
         self._step: list[Output] = []  # what came since the loop last turned: about one engine step
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Nothing reads before the first job."""
 
     def submit(self, key: Key, job: Job) -> None:

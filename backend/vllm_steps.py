@@ -19,7 +19,7 @@ from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
 from backend.vllm_media import MediaReader
 from backend.vllm_metrics import StepRecorder
-from backend.vllm_outputs import outputs_of
+from backend.vllm_outputs import Outputs, open_outputs
 from backend.vllm_request import LONG_PACKED_TOKENS, Reasoning, engine_request, is_slow, refusal
 
 logger = logging.getLogger(__name__)
@@ -73,10 +73,10 @@ class StepPath:
         self._ids: dict[Key, str] = {}
         self._requests: dict[str, StepRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outputs = outputs_of(self._core, self._take, self._broken)
+        self._outputs: Outputs | None = None
 
-    def start(self) -> None:
-        self._outputs.start()
+    async def start(self) -> None:
+        self._outputs = await open_outputs(self._core, self._take, self._broken)
 
     def submit(self, key: Key, job: Job) -> None:
         request_id = self._ids[key] = str(next(self._numbers))
@@ -96,7 +96,8 @@ class StepPath:
         self._requests.clear()
         for task in tasks:
             task.cancel()
-        await self._outputs.close()
+        if self._outputs is not None:
+            await self._outputs.close()
         self._recorder.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 

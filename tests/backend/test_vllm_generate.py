@@ -64,7 +64,6 @@ class Setup:
         self.llm = Llm()
         self.heard = Heard()
         self.path = GeneratePath(self.llm, self.heard.events, MediaReader(self.llm, 1000))
-        self.path.start()
 
     async def submit(self, key: str, **sampling: Any) -> asyncio.Queue[Any]:
         self.path.submit(key, Job(PROMPT, sampling))
@@ -75,6 +74,7 @@ class Setup:
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
     made = Setup()
+    await made.path.start()
     yield made
     await made.path.close()
 

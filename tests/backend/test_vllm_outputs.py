@@ -1,4 +1,4 @@
-"""Batches off a real ZeroMQ socket, sent as the engine core sends them, into vLLM's own client."""
+"""Batches of a real ZeroMQ socket, sent as the engine core sends them, to vLLM's own client."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class Setup:
         from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
         from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+        self.address = address
         self.context = zmq.Context()
-        self.sender = self.context.socket(zmq.PUSH)
-        self.sender.bind(address)
         core: Any = AsyncMPClient.__new__(AsyncMPClient)
         core.resources = BackgroundResources(ctx=self.context)
-        core.resources.output_socket = zmq.asyncio.Context(self.context).socket(zmq.PULL)
-        core.resources.output_socket.connect(address)
+        core.ctx = zmq.asyncio.Context(self.context)
+        core.resources.output_socket = core.ctx.socket(zmq.PULL)
+        core.resources.output_socket.bind(address)
+        self.connect()
         core.decoder = MsgpackDecoder(EngineCoreOutputs)
         core.utility_results = {}
         core.outputs_queue = asyncio.Queue()
@@ -44,10 +45,17 @@ class Setup:
         self.taken: list[Any] = []
         self.failed: list[Exception] = []
 
-    def outputs(self, take: Any = None) -> Any:
-        from backend.vllm_outputs import outputs_of
+    def connect(self) -> None:
+        import zmq
 
-        return outputs_of(self.core, take or self.taken.append, self.failed.append)
+        self.sender = self.context.socket(zmq.PUSH)
+        self.sender.setsockopt(zmq.SNDHWM, 0)  # as vLLM's
+        self.sender.connect(self.address)
+
+    async def outputs(self, take: Any = None) -> Any:
+        from backend.vllm_outputs import open_outputs
+
+        return await open_outputs(self.core, take or self.taken.append, self.failed.append)
 
     def send(self, *request_ids: str, **fields: Any) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -77,16 +85,12 @@ async def setup(tmp_path: Any) -> AsyncIterator[Setup]:
 
 
 async def test_batches_come_in_order_however_many_wait(setup: Setup) -> None:
-    from backend.vllm_outputs import MAX_BATCHES, SocketOutputs
+    from backend.vllm_outputs import SocketOutputs
 
-    sent = [str(number) for number in range(5 * MAX_BATCHES + 3)]
-    for request_id in sent[:MAX_BATCHES]:  # these before anybody reads
-        setup.send(request_id)
-    outputs = setup.outputs()
+    sent = [str(number) for number in range(2000)]
+    outputs = await setup.outputs()
     assert type(outputs) is SocketOutputs
-    outputs.start()
-    await until(lambda: len(setup.taken) == MAX_BATCHES)
-    for request_id in sent[MAX_BATCHES:-1]:
+    for request_id in sent[:-1]:  # more than one read takes
         setup.send(request_id)
     await until(lambda: len(setup.taken) == len(sent) - 1)
     setup.send(sent[-1])  # one that finds the reader asleep
@@ -95,18 +99,72 @@ async def test_batches_come_in_order_however_many_wait(setup: Setup) -> None:
     await outputs.close()
 
 
-async def test_others_have_their_turn_while_many_batches_wait(setup: Setup) -> None:
-    from backend.vllm_outputs import MAX_BATCHES
+async def test_nobody_gets_in_after_the_engine_core(setup: Setup) -> None:
+    path = setup.address.removeprefix("ipc://")
+    outputs = await setup.outputs()
+    setup.send("a")
+    await until(lambda: setup.taken)
+    with pytest.raises(FileNotFoundError):
+        await asyncio.open_unix_connection(path)
+    await outputs.close()
 
-    seen: list[int] = []
-    outputs = setup.outputs()
-    for number in range(3 * MAX_BATCHES):
-        setup.send(str(number))
-    await asyncio.sleep(0.05)  # they are in the socket by now, or the count below is only smaller
-    outputs.start()
-    asyncio.get_running_loop().call_soon(lambda: seen.append(len(setup.taken)))
-    await until(lambda: len(setup.taken) == 3 * MAX_BATCHES)
-    assert seen[0] <= MAX_BATCHES
+
+async def test_engine_core_that_does_not_come_is_left_to_the_client(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from backend import vllm_outputs
+
+    monkeypatch.setattr(vllm_outputs, "CONNECT_LIMIT_S", 0.01)
+    setup.sender.close(linger=0)
+    outputs = await setup.outputs()
+    assert type(outputs) is vllm_outputs.QueuedOutputs
+    setup.connect()
+    setup.send("a")
+    await until(lambda: setup.taken)
+    assert setup.failed == []
+    await outputs.close()
+
+
+async def test_client_that_closes_its_sockets_at_the_start_is_a_dead_engine(setup: Setup) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    setup.sender.close(linger=0)
+    starting = asyncio.create_task(setup.outputs())
+    await until(lambda: setup.core.resources.output_queue_task is not None)
+    setup.core.resources()
+    with pytest.raises(EngineDeadError):
+        await starting
+
+
+async def test_engine_core_that_goes_without_a_word_ends_it(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    from backend import vllm_outputs
+
+    monkeypatch.setattr(vllm_outputs, "GONE_S", 0.01)
+    outputs = await setup.outputs()
+    setup.send("a")
+    await until(lambda: setup.taken)
+    setup.sender.close(linger=0)
+    await until(lambda: setup.failed)
+    assert [type(error) for error in setup.failed] == [EngineDeadError]
+    await outputs.close()
+
+
+async def test_peer_that_is_no_zeromq_socket_ends_it(setup: Setup) -> None:
+    from backend.zmtp import ZmtpError
+
+    setup.sender.close(linger=0)
+    starting = asyncio.create_task(setup.outputs())
+    await until(lambda: setup.core.resources.output_queue_task is not None)
+    _, writer = await asyncio.open_unix_connection(setup.address.removeprefix("ipc://"))
+    outputs = await starting
+    writer.write(bytes(64))
+    await until(lambda: setup.failed)
+    assert [type(error) for error in setup.failed] == [ZmtpError]
+    writer.close()
     await outputs.close()
 
 
@@ -120,8 +178,7 @@ async def test_arrays_in_frames_of_their_own_come_with_their_batch(setup: Setup)
     item = EngineCoreOutput(request_id="a", new_token_ids=[1, 2], new_logprobs=arrays)
     frames = setup.encoder.encode(EngineCoreOutputs(outputs=[item]))
     assert len(frames) > 1
-    outputs = setup.outputs()
-    outputs.start()
+    outputs = await setup.outputs()
     setup.sender.send_multipart(frames)
     setup.send("b")
     await until(lambda: len(setup.taken) == 2)
@@ -131,8 +188,7 @@ async def test_arrays_in_frames_of_their_own_come_with_their_batch(setup: Setup)
 
 
 async def test_batch_with_nothing_in_it_is_nobodys(setup: Setup) -> None:
-    outputs = setup.outputs()
-    outputs.start()
+    outputs = await setup.outputs()
     setup.send()
     setup.send("a")
     await until(lambda: setup.taken)
@@ -143,8 +199,7 @@ async def test_batch_with_nothing_in_it_is_nobodys(setup: Setup) -> None:
 async def test_results_of_utility_calls_reach_their_futures(setup: Setup) -> None:
     from vllm.v1.engine import UtilityOutput
 
-    outputs = setup.outputs()
-    outputs.start()
+    outputs = await setup.outputs()
     result = setup.core.utility_results[5] = asyncio.get_running_loop().create_future()
     setup.send(utility_output=UtilityOutput(call_id=5, failure_message="no such method"))
     with pytest.raises(Exception, match="no such method"):
@@ -157,8 +212,7 @@ async def test_message_of_a_dead_engine_ends_it_once(setup: Setup) -> None:
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    outputs = setup.outputs()
-    outputs.start()
+    outputs = await setup.outputs()
     setup.sender.send(EngineCoreProc.ENGINE_CORE_DEAD)
     setup.send("late")
     await until(lambda: setup.failed)
@@ -172,8 +226,7 @@ async def test_message_of_a_dead_engine_ends_it_once(setup: Setup) -> None:
 async def test_client_that_closes_its_sockets_counts_as_a_dead_engine(setup: Setup) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    outputs = setup.outputs()
-    outputs.start()
+    outputs = await setup.outputs()
     await asyncio.to_thread(setup.core.resources)  # as vLLM's monitor does, from a thread of its own
     await until(lambda: setup.failed)
     assert [type(error) for error in setup.failed] == [EngineDeadError]
@@ -181,8 +234,7 @@ async def test_client_that_closes_its_sockets_counts_as_a_dead_engine(setup: Set
 
 
 async def test_bytes_that_are_no_batch_end_it(setup: Setup) -> None:
-    outputs = setup.outputs()
-    outputs.start()
+    outputs = await setup.outputs()
     setup.sender.send(b"\xc1")
     await until(lambda: setup.failed)
     assert len(setup.failed) == 1
@@ -193,8 +245,7 @@ async def test_error_of_the_taker_ends_it(setup: Setup) -> None:
     def take(batch: Any) -> None:
         raise ValueError("cannot")
 
-    outputs = setup.outputs(take)
-    outputs.start()
+    outputs = await setup.outputs(take)
     setup.send("a")
     setup.send("b")
     await until(lambda: setup.failed)
@@ -204,8 +255,7 @@ async def test_error_of_the_taker_ends_it(setup: Setup) -> None:
 
 
 async def test_after_close_the_client_reads_by_itself(setup: Setup) -> None:
-    outputs = setup.outputs()
-    outputs.start()
+    outputs = await setup.outputs()
     setup.send("a")
     await until(lambda: setup.taken)
     await outputs.close()
@@ -224,12 +274,18 @@ async def test_setups_with_messages_of_their_own_are_left_to_the_client(setup: S
 
     setattr(setup.core.vllm_config.parallel_config, name, True)
     assert socket_fault(setup.core) == f"{name} is set"
-    outputs = setup.outputs()
+    outputs = await setup.outputs()
     assert type(outputs) is QueuedOutputs
-    outputs.start()
     setup.send("a")
     await until(lambda: setup.taken)
     await outputs.close()
+
+
+async def test_engine_core_on_another_machine_is_left_to_the_client(setup: Setup) -> None:
+    from backend.vllm_outputs import socket_fault
+
+    setup.core.resources.output_socket.bind("tcp://127.0.0.1:*")
+    assert socket_fault(setup.core) == "the engine core need not be on this machine"
 
 
 async def test_client_that_reads_already_is_left_alone(setup: Setup) -> None:

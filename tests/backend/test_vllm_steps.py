@@ -31,7 +31,6 @@ class Setup:
         self.core = self.llm.engine_core
         self.heard = Heard()
         self.path = StepPath(self.llm, self.heard.events, MediaReader(self.llm, 1000))
-        self.path.start()
 
     async def submit(self, key: str, **sampling: Any) -> str:
         """Submit and wait until the core has it; the request id."""
@@ -45,6 +44,7 @@ class Setup:
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
     made = Setup()
+    await made.path.start()
     yield made
     await made.path.close()
 
