@@ -65,6 +65,12 @@ def tokenizer_folder(tokenizers: Sequence[str], model: str) -> Path | None:
 def check_upstreams(upstream: Upstream) -> Iterator[str]:
     """One line for each problem."""
     yield from check_tokenizers(upstream.tokenizer)
+    key = upstream.upstream_api_key or ""
+    if not (key.isascii() and key.isprintable()) or key != key.strip():  # not shown: it is a secret
+        yield (
+            "upstream_api_key: it has characters that no header can hold, as the line break at the end of a "
+            "file; it must be printable ASCII without spaces around it"
+        )
     if not upstream.upstream:
         return
     from backend.address import AddressError  # with asyncio, which no --help needs

@@ -57,3 +57,11 @@ def test_an_address_twice_is_refused() -> None:
     )
     assert "given twice: vllm+http://a:80, vllm+http://a:80" in problems[-1]
     assert "pass@" not in str(problems)
+
+
+@pytest.mark.parametrize("key", ["secret\n", "sec\rret", "secret ", "s\u0435cret", "\x01secret"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str) -> None:
+    (problem,) = check_upstreams(Upstream(upstream=("vllm+http://a:1",), upstream_api_key=key))
+    assert problem.startswith("upstream_api_key: it has characters that no header can hold")
+    assert "secret" not in problem
+    assert not list(check_upstreams(Upstream(upstream_api_key="a key/of=any-kind~")))
