@@ -551,7 +551,7 @@ async def test_an_upstream_that_does_not_answer_in_time_is_a_504() -> None:
 )
 @pytest.mark.parametrize("then", [b"", b"xyz\r\n"])
 async def test_an_upstream_that_fails_after_it_has_begun_cuts_the_connection(
-    head: bytes, then: bytes
+    head: bytes, then: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     has_come = asyncio.Event()
 
@@ -571,6 +571,7 @@ async def test_an_upstream_that_fails_after_it_has_begun_cuts_the_connection(
         assert (receiver.end, receiver.body) == ("failed", b"hi")
         line = await service.line()
         assert (line["status"], line["ended"]) == (200, "worker_lost")
+    assert not caplog.records, "no fault of ours"
 
 
 async def test_keys_are_asked_for_before_anything_is_done() -> None:
