@@ -11,10 +11,10 @@ from typing import Final
 from backend.load_metrics import read_load, read_loads
 from backend.upstream_models import read_models
 from backend.upstream_openai import OpenAiWire
-from backend.upstream_ports import Ask, EngineStats, ServedModel, Traits
+from backend.upstream_ports import NOT_SHOWN, Ask, EngineStats, ServedModel, Traits
 
 # llama.cpp answers 501 where it was started without --metrics.
-_LACKS: Final = (404, 405, 501)
+_LACKS: Final = (*NOT_SHOWN, 405, 501)
 
 
 class OpenAiKind:

@@ -77,6 +77,9 @@ class TextWire(Protocol):
         """As in `TokenWire`."""
 
 
+# Of a page that only operators may see: a proxy shows it to nobody, or to another key than its models. A key
+# that is wrong is told by the list of models.
+NOT_SHOWN: Final = (401, 403, 404)
 UNKNOWN_MODEL_LEN: Final = 1 << 30  # a server that does not tell a model's context refuses what is too long
 
 

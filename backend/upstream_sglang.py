@@ -21,7 +21,15 @@ from backend.load_metrics import read_load, read_loads
 from backend.sglang_request import PriorityRule, generate_body
 from backend.sglang_stream import SglangReader
 from backend.upstream_models import read_models
-from backend.upstream_ports import JSON_HEADERS, STREAM_HEADERS, Ask, EngineStats, ServedModel, Traits
+from backend.upstream_ports import (
+    JSON_HEADERS,
+    NOT_SHOWN,
+    STREAM_HEADERS,
+    Ask,
+    EngineStats,
+    ServedModel,
+    Traits,
+)
 from backend.upstream_tokenize import ask_token_ids
 from pipeline.ports import Sink
 from pipeline.values import EngineCall
@@ -86,10 +94,10 @@ class SglangKind:
 
     async def stats(self, ask: Ask) -> EngineStats:
         """`/metrics`, else `/v1/loads`; a server that has neither is only asked whether it answers."""
-        response = await ask("GET", "/metrics", allowed=(404,))
+        response = await ask("GET", "/metrics", allowed=NOT_SHOWN)
         if response.status == 200:
             return read_load(response.body)
-        response = await ask("GET", "/v1/loads?include=core", allowed=(404,))
+        response = await ask("GET", "/v1/loads?include=core", allowed=NOT_SHOWN)
         if response.status == 200:
             return read_loads(response.body)
         await ask("GET", "/get_model_info")

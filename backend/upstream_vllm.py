@@ -18,7 +18,7 @@ from backend.upstream_completions import CompletionsWire
 from backend.upstream_generate import GENERATE, GenerateWire
 from backend.upstream_metrics import label
 from backend.upstream_models import read_models
-from backend.upstream_ports import Ask, EngineStats, ServedModel, TokenWire, Traits
+from backend.upstream_ports import NOT_SHOWN, Ask, EngineStats, ServedModel, TokenWire, Traits
 from backend.upstream_tokenize import ask_token_ids
 
 BLOCK_SIZE: Final = 16  # vLLM's on a GPU
@@ -40,12 +40,12 @@ class VllmKind:
         has_generate = sends_defaults and await self._has_generate(ask)
         if has_generate:
             wire = GenerateWire()
-        page = (await ask("GET", "/metrics", allowed=(404,))).body
+        page = (await ask("GET", "/metrics", allowed=NOT_SHOWN)).body
         return Traits(
             wire=wire,
             api="generate" if has_generate else "completions",
             block_size=_block_size(page),
-            versions=_versions((await ask("GET", "/version", allowed=(404,))).body),
+            versions=_versions((await ask("GET", "/version", allowed=NOT_SHOWN)).body),
         )
 
     async def _has_generate(self, ask: Ask) -> bool:
@@ -58,7 +58,7 @@ class VllmKind:
 
     async def stats(self, ask: Ask) -> EngineStats:
         await ask("GET", "/health")  # 503 when its engine has died
-        page = (await ask("GET", "/metrics", allowed=(404,))).body
+        page = (await ask("GET", "/metrics", allowed=NOT_SHOWN)).body
         return read_named(page, VLLM)
 
 

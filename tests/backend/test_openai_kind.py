@@ -73,3 +73,14 @@ async def test_server_without_a_health_route_is_asked_for_its_models() -> None:
     ask = Questions(Play("ollama"))
     await OpenAiKind().stats(ask)
     assert ask.asked[-1] == "/v1/models"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_page_that_only_operators_may_see_is_no_fault(status: int) -> None:
+    async def ask(method: str, target: str, body: bytes = b"", allowed: Sequence[int] = ()) -> HttpResponse:
+        if target == "/v1/models":
+            return HttpResponse(200, (), b"")
+        assert status in allowed
+        return HttpResponse(status, (), b"<html>vllm:num_requests_running 5</html>")
+
+    assert await OpenAiKind().stats(ask) == EngineStats()

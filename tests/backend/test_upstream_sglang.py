@@ -435,6 +435,15 @@ async def test_load_is_read_from_what_the_server_has() -> None:
     assert ask.asked[-1] == "/get_model_info", "else a server that is gone would seem to live"
 
 
+async def test_pages_that_only_operators_may_see_are_no_fault() -> None:
+    async def ask(method: str, target: str, body: bytes = b"", allowed: Sequence[int] = ()) -> HttpResponse:
+        status = 200 if target == "/get_model_info" else 403
+        assert status in (200, *allowed)
+        return HttpResponse(status, (), b"<html>")
+
+    assert await SglangKind().stats(ask) == EngineStats()
+
+
 @pytest.mark.parametrize("num_top", [None, 0, 20])
 def test_answer_of_ids_again_and_again_stays_under_its_bound(num_top: int | None) -> None:
     """Longest ids and logprobs: what a choice of 100000 tokens comes to, from events of 1 and of 1000."""

@@ -130,6 +130,13 @@ async def test_server_without_metrics_has_none() -> None:
     assert await VllmKind().stats(Asked(health=(200, b""))) == EngineStats()
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_pages_that_only_operators_may_see_are_no_fault(status: int) -> None:
+    server = Asked(health=(200, b""), metrics=(status, b"<html>"), version=(status, b"<html>"))
+    assert await VllmKind().stats(server) == EngineStats()
+    assert (await VllmKind().traits(server, sends_defaults=False)).block_size == 16
+
+
 async def test_adapter_has_its_base_models_context() -> None:
     cards = [
         {"id": "base", "max_model_len": 4096, "parent": None, "permission": [{"id": "x"}]},
