@@ -144,8 +144,9 @@ class AnswerFrames:
     def _read_usage(self) -> None:
         sample = self._sample
         usage = _mapping(self._usage)
-        sample.prompt_tokens = _count(usage.get("prompt_tokens"))
-        sample.output_tokens = _count(usage.get("completion_tokens"))
+        # No prompt is empty, nor an answer: a server that does not count may say 0.
+        sample.prompt_tokens = _count(usage.get("prompt_tokens")) or None
+        sample.output_tokens = _count(usage.get("completion_tokens")) or None
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict):
             sample.cached_tokens = _count(details.get("cached_tokens"))

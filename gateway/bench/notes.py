@@ -17,6 +17,7 @@ from gateway.bench.sample import INTERRUPTED, Sample
 
 _MAX_OFF: Final = 0.02
 _MAX_CACHED: Final = 0.1  # of the prompts' tokens, beyond what they are meant to share
+_LENGTHS: Final = frozenset(("n", "max_tokens", "max_completion_tokens"))  # what says how long answers may be
 
 
 def notes_of_load(
@@ -84,13 +85,16 @@ def _cached(ok: Sequence[Sample], options: BenchOptions, measure: Measure) -> It
 
 
 def _answers(ok: Sequence[Sample], options: BenchOptions) -> Iterator[str]:
-    short = [
-        each
-        for each in ok
-        if each.output_tokens is not None and each.output_tokens < each.output_tokens_wanted
-    ]
-    if short and options.ignores_eos:
+    told = [each for each in ok if each.output_tokens is not None and each.output_tokens_wanted]
+    num_short = sum((each.output_tokens or 0) < each.output_tokens_wanted for each in told)
+    num_long = sum((each.output_tokens or 0) > each.output_tokens_wanted for each in told)
+    if num_short and options.ignores_eos:
         yield (
-            f"{counted(len(short), 'answer')} came out shorter than wanted: the server does not obey "
+            f"{counted(num_short, 'answer')} came out shorter than wanted: the server does not obey "
             "ignore_eos."
+        )
+    if num_long and not _LENGTHS & options.extra_body.keys():
+        yield (
+            f"{counted(num_long, 'answer')} came out longer than asked for, by the server's own count: it "
+            "does not obey max_tokens, or it does not count rightly."
         )

@@ -176,7 +176,7 @@ def test_counts_that_cannot_be_read_fail(usage: bytes) -> None:
 
 
 def test_counts_that_are_none_are_not_taken() -> None:
-    for count in (-1, 1.5, True, None, "7", MAX_COUNT + 1, 10**30):
+    for count in (0, -1, 1.5, True, None, "7", MAX_COUNT + 1, 10**30):
         sample, _ = read(delta("stop", content="x"), usage(count, count), DONE)  # type: ignore[arg-type]
         assert (sample.prompt_tokens, sample.output_tokens) == (None, None)
     assert read(delta("stop", content="x"), usage(MAX_COUNT, 0), DONE)[0].prompt_tokens == MAX_COUNT

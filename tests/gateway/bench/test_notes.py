@@ -61,6 +61,13 @@ def test_short_answers_are_told_unless_they_may_be_short() -> None:
     assert notes_of_load(samples, options(no_ignore_eos=True), MEASURED) == ()
 
 
+def test_long_answers_are_told() -> None:
+    samples = [sample(), sample(output=11), sample(output=None), sample(output=500)]
+    (note,) = notes_of_load(samples, options(no_ignore_eos=True), MEASURED)
+    assert note.startswith("2 answers came out longer than asked for, by the server's own count: ")
+    assert notes_of_load(samples, options(no_ignore_eos=True, extra_body='{"n": 2}'), MEASURED) == ()
+
+
 def test_failures_before_and_after_what_is_measured_are_told() -> None:
     samples = [
         sample(is_warm_up=True, error="http_500", detail="no room"),

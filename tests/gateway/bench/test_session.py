@@ -105,7 +105,7 @@ async def test_a_server_without_usage_gets_prompts_of_about_the_length() -> None
         outcome = await run_session(options(server, concurrency="1", requests="2", prompt_tokens="105"))
     assert [sample.prompt_tokens for sample in outcome.samples] == [None, None]
     assert len(server.asked) == 3  # with one probe instead of two
-    assert outcome.run.client.notes[-1].startswith("The server tells no usage, ")
+    assert outcome.run.client.notes[-1].startswith("The server tells no usage that grows with a prompt: ")
     assert len(server.asked[-1].body["messages"][0]["content"].split()) == 100
 
 
