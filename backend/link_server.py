@@ -295,6 +295,11 @@ class LinkServer:
         for connection in self._connections:
             connection.send_heartbeat(frame)
 
+    def refresh(self) -> None:
+        """Bring the engine's own metrics up to date."""
+        if self.is_ready:
+            self._stats()
+
     def _stats(self) -> Stats:
         """The engine's figures; without them the heartbeat still goes out."""
         try:

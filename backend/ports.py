@@ -88,6 +88,7 @@ class WorkerEngine(Protocol):
     def abort(self, keys: Sequence[Key]) -> None:
         """Stop jobs. Answered by `events.closed` for every key that had no finish or failure before."""
 
-    def stats(self) -> Stats: ...
+    def stats(self) -> Stats:
+        """The figures of this moment; metrics that the engine registered show them, too."""
 
     async def stop(self) -> None: ...

@@ -228,7 +228,11 @@ class VllmEngine:
             self._path.abort(known)
 
     def stats(self) -> Stats:
-        return self._tally.stats() if self._death is None else Stats(engine_alive=False)
+        if self._death is not None:
+            return Stats(engine_alive=False)
+        if self._path is not None:
+            self._path.flush()
+        return self._tally.stats()
 
     def _job_limit(self) -> int:
         """vLLM's own bound where it is set, which only its `generate` would heed."""
@@ -263,6 +267,7 @@ class VllmEngine:
         """vLLM's throughput line, where its log level shows it."""
         while True:
             await asyncio.sleep(STATS_LOG_S)
+            self.stats()  # the line shows what has been recorded
             await self._llm.do_log_stats()
 
 

@@ -57,6 +57,9 @@ class GeneratePath:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
+    def flush(self) -> None:
+        """vLLM records each step by itself here."""
+
     async def close(self) -> None:
         tasks = [*self._tasks.values(), *self._aborts]
         self._tasks.clear()

@@ -75,10 +75,6 @@ class Merging:
         """Whether a step with these figures, or None, must be recorded at once."""
         if scheduler is None:
             return False
-        if not (
-            scheduler.num_running_reqs or scheduler.num_waiting_reqs or scheduler.num_skipped_waiting_reqs
-        ):
-            return True  # the last figures for a while
         return any(getattr(scheduler, name) for name in self._extras) or scheduler.prefix_cache_stats.reset
 
     def flushed(self) -> None:

@@ -7,15 +7,17 @@ makes it exact to record several steps together is `vllm_merging`.
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from backend.link import Stats
 from backend.vllm_merging import Merging, add_prefix_queries
 
-FLUSH_S: Final = 0.1  # how old a figure in `/metrics` may be
+MAX_OUTPUTS: Final = 256  # counted at a time, 1 us each; and steps
 MAX_FINISHED: Final = 16  # answers recorded at a time, 15 us each
+# An output, its request with `figures`, `num_prompt`, `num_cached` and `params`, and whether it is the first.
+Counted = tuple[Any, Any, bool]
 
 
 class Tally:
@@ -72,9 +74,10 @@ def stat_logger(tally: Tally) -> Any:
 class StepRecorder:
     """Does for the engine's steps what vLLM's output handler would do for `/metrics`.
 
-    Prometheus' objects cost more per step than its tokens do, so steps are recorded together: at least every
-    `FLUSH_S`, and at once when nothing runs any more. Sums and every single observation are the same as step
-    by step. With a stat logger that is not known to see no difference, each step is recorded by itself.
+    Steps are kept as they are and counted together: in a loop that takes a third of what it takes right after
+    a step, when nothing of it is in the processor's caches. Prometheus' objects cost more per step than its
+    tokens do, so they learn of it at a `flush`. Sums and every single observation are the same as step by
+    step. With a stat logger that is not known to see no difference, each step is recorded by itself, at once.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -86,30 +89,42 @@ class StepRecorder:
         self._new_request = RequestStateStats
         self._lora_states = LoRARequestStates(False)
         self._merging = Merging.of(self._manager)
+        self._steps: list[tuple[Any, float, Sequence[Counted]]] = []  # not counted yet; each with its time
+        self._num_outputs = 0  # of theirs
         self._iteration: Any = None  # of the steps that are not recorded yet
         self._scheduler: Any = None  # the last one of theirs, with all their prefix cache queries
         self._engine = 0
         self._has_outputs = False
-        self._timer: asyncio.TimerHandle | None = None
 
     def request(self, arrival_s: float) -> Any:
         """The figures of one request, kept with it. `arrival_s` is wall-clock time, as vLLM wants it."""
         return self._new_request(arrival_time=arrival_s)
 
-    def begin(self) -> None:
-        """A step's outputs follow."""
+    def step(self, batch: Any, outputs: Sequence[Counted]) -> None:
+        """A step; also one without outputs, which carries the scheduler's figures."""
         if self._manager is None:
             return
-        if self._iteration is None:
-            self._iteration = self._new_iteration()
-        else:
-            self._iteration.iteration_timestamp = time.time()
+        self._steps.append((batch, time.time(), outputs))
+        self._num_outputs += len(outputs)
+        is_much = self._num_outputs >= MAX_OUTPUTS or len(self._steps) >= MAX_OUTPUTS
+        if self._merging is None or is_much:
+            self._count()
 
-    def output(self, item: Any, step_s: float, is_first: bool, figures: Any) -> None:
-        """One request's output of this step. `step_s` is the engine core's monotonic time of the step."""
+    def _count(self) -> None:
+        steps, self._steps, self._num_outputs = self._steps, [], 0
+        for batch, now_s, outputs in steps:
+            if self._iteration is None:
+                self._iteration = self._new_iteration()
+            self._iteration.iteration_timestamp = now_s
+            for item, request, is_first in outputs:
+                self._output(item, batch.timestamp, is_first, request.figures)
+                if item.finish_reason is not None:
+                    self._finished(item, request)
+            self._end(batch)
+
+    def _output(self, item: Any, step_s: float, is_first: bool, figures: Any) -> None:
+        """One request's output of a step. `step_s` is the engine core's monotonic time of the step."""
         iteration = self._iteration
-        if iteration is None:
-            return
         if self._merging is None or is_first or item.events is not None:
             iteration.update_from_output(item, step_s, is_first, figures, self._lora_states, None)
             return
@@ -119,43 +134,34 @@ class StepRecorder:
         self._merging.latency(step_s - figures.last_token_ts)
         figures.last_token_ts = step_s
 
-    def finished(
-        self, item: Any, num_prompt_tokens: int, params: Any, num_cached_tokens: int, figures: Any
-    ) -> None:
-        """A request's last output. `params` are its SamplingParams."""
-        iteration = self._iteration
-        if iteration is None:
-            return
+    def _finished(self, item: Any, request: Any) -> None:
+        """A request's last output."""
+        iteration, figures = self._iteration, request.figures
         iteration.update_from_finished_request(
             finish_reason=item.finish_reason,
             request_id=item.request_id,
-            num_prompt_tokens=num_prompt_tokens,
-            max_tokens_param=params.max_tokens,
+            num_prompt_tokens=request.num_prompt,
+            max_tokens_param=request.params.max_tokens,
             req_stats=figures,
-            num_cached_tokens=num_cached_tokens,
+            num_cached_tokens=request.num_cached,
         )
         iteration.max_num_generation_tokens_iter.append(figures.num_generation_tokens)
         iteration.n_params_iter.append(1)
 
-    def end(self, batch: Any) -> None:
-        """The step is complete; also one without outputs, which carries the scheduler's figures."""
-        if self._manager is None:
-            return
+    def _end(self, batch: Any) -> None:
         merging, scheduler, iteration = self._merging, batch.scheduler_stats, self._iteration
         self._has_outputs = self._has_outputs or bool(batch.outputs)
+        self._engine = batch.engine_index
         if merging is None:
-            self._engine, self._scheduler = batch.engine_index, scheduler
-            self.flush()
+            self._scheduler = scheduler
+            self._record()
             return
         if batch.outputs:
             merging.step(iteration.prompt_token_stats.computed + iteration.num_generation_tokens)
         if scheduler is not None:
             self._replace(scheduler)
-        self._engine = batch.engine_index
         if len(iteration.finished_requests) >= MAX_FINISHED or merging.is_due(scheduler):
-            self.flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+            self._record()
 
     def _replace(self, scheduler: Any) -> None:
         """These figures instead of those that wait, if any."""
@@ -169,12 +175,12 @@ class StepRecorder:
 
     def flush(self) -> None:
         """Record what has not been recorded yet."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._count()
+        if self._iteration is not None:
+            self._record()
+
+    def _record(self) -> None:
         iteration, scheduler, has_outputs = self._iteration, self._scheduler, self._has_outputs
-        if iteration is None:
-            return
         self._iteration, self._scheduler, self._has_outputs = None, None, False
         self._manager.record(
             engine_idx=self._engine,

@@ -20,6 +20,9 @@ class TokenPath(Protocol):
     async def start(self) -> None: ...
     def submit(self, key: Key, job: Job) -> None: ...
     def abort(self, keys: Sequence[Key]) -> None: ...
+    def flush(self) -> None:
+        """Have vLLM's metrics show all that has come."""
+
     async def close(self) -> None:
         """Drop all jobs without a word and stop reading."""
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from backend.link import Extra
 from backend.ports import EngineEvents, Job, Key, Output
 from backend.vllm_media import MediaReader
-from backend.vllm_metrics import StepRecorder
+from backend.vllm_metrics import Counted, StepRecorder
 from backend.vllm_outputs import Outputs, open_outputs
 from backend.vllm_request import LONG_PACKED_TOKENS, Reasoning, engine_request, is_slow, refusal
 
@@ -90,6 +90,9 @@ class StepPath:
         sent = [request_id for request_id in request_ids if self._requests.pop(request_id).is_sent]
         self._spawn(self._tell_abort(known, sent))
 
+    def flush(self) -> None:
+        self._recorder.flush()
+
     async def close(self) -> None:
         tasks = list(self._tasks)
         self._ids.clear()
@@ -154,25 +157,23 @@ class StepPath:
 
     def _sort(self, batch: Any) -> list[Output]:
         """A step's outputs by key. Outputs of aborted requests are nobody's any more."""
-        recorder, step_s = self._recorder, batch.timestamp
         outputs: list[Output] = []
-        recorder.begin()
+        counted: list[Counted] = []
         for item in batch.outputs:
             entry = self._requests.get(item.request_id)
             if entry is None or (item.mm_cache_miss_hashes and self._resend(item, entry)):
                 continue
-            recorder.output(item, step_s, entry.is_first, entry.figures)
-            extra = _first(item, entry, step_s) if entry.is_first else None
+            counted.append((item, entry, entry.is_first))
+            extra = _first(item, entry, batch.timestamp) if entry.is_first else None
             if item.new_logprobs is not None:
                 extra = extra or Extra()
                 extra.logprobs = _logprobs(item.new_logprobs, entry.params.logprobs)
             finish = None
             if item.finish_reason is not None:
                 finish = str(item.finish_reason)
-                recorder.finished(item, entry.num_prompt, entry.params, entry.num_cached, entry.figures)
                 del self._requests[item.request_id], self._ids[entry.key]
             outputs.append(Output(entry.key, item.new_token_ids, finish, item.stop_reason, extra))
-        recorder.end(batch)
+        self._recorder.step(batch, counted)
         return outputs
 
     def _resend(self, item: Any, entry: StepRequest) -> bool:

@@ -80,6 +80,7 @@ class WorkerHttp:
 
     async def _metrics(self, request: Request) -> Response:
         """vLLM registers its own metrics in prometheus_client's default registry."""
+        self._link.refresh()
         body = generate_latest(REGISTRY) + generate_latest(self._registry)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 

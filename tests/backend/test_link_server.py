@@ -54,6 +54,7 @@ class HandEngine:
         self.aborted: list[Key] = []
         self.error: Exception | None = None
         self.is_stopped = False
+        self.num_asked = 0  # for its figures
 
     async def start(self, events: EngineEvents) -> None:
         self.events = events
@@ -67,6 +68,7 @@ class HandEngine:
         self.aborted += keys
 
     def stats(self) -> link.Stats:
+        self.num_asked += 1
         return link.Stats(running=len(self.jobs))
 
     async def stop(self) -> None:
@@ -198,6 +200,17 @@ async def test_frames_before_the_hello_and_large_ones_are_refused(tmp_path: Path
     large.connection.data_received(link.HEADER.pack(5000, link.HELLO))
     assert early.transport.is_ended
     assert large.transport.is_ended
+    await server.stop()
+
+
+async def test_engine_is_asked_for_its_figures_once_it_has_some(tmp_path: Path) -> None:
+    engine = HandEngine()
+    server = await make_server(tmp_path, engine)
+    server.refresh()
+    assert engine.num_asked == 0
+    await server.start()
+    server.refresh()
+    assert engine.num_asked == 1
     await server.stop()
 
 

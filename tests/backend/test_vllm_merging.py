@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.backend.linked import until
 from tests.backend.vllm_parts import import_vllm
 
 
@@ -55,6 +54,12 @@ def recorder(stats: Any) -> Any:
     return StepRecorder(
         SimpleNamespace(logger_manager=stats, renderer=SimpleNamespace(stat_mm_cache=lambda: None))
     )
+
+
+def request(stats: Any, arrival_s: float) -> Any:
+    """What the recorder needs of one."""
+    params = SimpleNamespace(max_tokens=20)
+    return SimpleNamespace(figures=stats.request(arrival_s), num_prompt=100, num_cached=16, params=params)
 
 
 class Script:
@@ -120,17 +125,15 @@ class Script:
 
     def play(self, stats: Any, clock: Clock) -> None:
         """Through the recorder, as `vllm_steps` does."""
-        figures: dict[str, Any] = {}
+        requests: dict[str, Any] = {}
         for batch in self.batches:
             clock.now_s = 1000.0 + batch.timestamp
-            stats.begin()
+            outputs = []
             for item in batch.outputs:
-                is_first = item.request_id not in figures
-                own = figures.setdefault(item.request_id, stats.request(clock.now_s - 1.0))
-                stats.output(item, batch.timestamp, is_first, own)
-                if item.finish_reason is not None:
-                    stats.finished(item, 100, SimpleNamespace(max_tokens=20), 16, own)
-            stats.end(batch)
+                is_first = item.request_id not in requests
+                own = requests.setdefault(item.request_id, request(stats, clock.now_s - 1.0))
+                outputs.append((item, own, is_first))
+            stats.step(batch, outputs)
 
 
 async def test_every_figure_is_as_if_recorded_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +182,7 @@ class Live:
 
     def __init__(self) -> None:
         self.stats = recorder(manager())
-        self.own = self.stats.request(1.0)
+        self.own = request(self.stats, 1.0)
 
     def step(self, is_first: bool = False, running: int = 1, **scheduler: Any) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
@@ -187,40 +190,47 @@ class Live:
 
         item = EngineCoreOutput(request_id="a", new_token_ids=[1])
         figures = SchedulerStats(num_running_reqs=running, **scheduler)
-        self.stats.begin()
-        self.stats.output(item, 5.0, is_first, self.own)
-        self.stats.end(EngineCoreOutputs(outputs=[item], scheduler_stats=figures, timestamp=5.0))
+        batch = EngineCoreOutputs(outputs=[item], scheduler_stats=figures, timestamp=5.0)
+        self.stats.step(batch, [(item, self.own, is_first)])
 
     def value(self, name: str = "generation_tokens_total") -> float:
         return exposition()[f"vllm:{name}", ("engine", "0"), ("model_name", "m")]
 
 
-async def test_steps_wait_and_are_recorded_soon_without_another() -> None:
+async def test_steps_wait_until_somebody_asks() -> None:
     live = Live()
     live.step(is_first=True)
     live.step()
     assert live.value() == 0
-    await until(lambda: live.value() == 2)
-    assert live.value("num_requests_running") == 1
+    live.stats.flush()
+    live.stats.flush()
+    assert (live.value(), live.value("num_requests_running")) == (2, 1)
 
 
-async def test_last_step_before_idle_is_recorded_at_once() -> None:
+async def test_only_so_many_steps_wait_to_be_counted() -> None:
+    from backend.vllm_metrics import MAX_OUTPUTS
+
     live = Live()
     live.step(is_first=True)
-    live.step(running=0)
-    assert (live.value(), live.value("num_requests_running")) == (2, 0)
+    for _ in range(3 * MAX_OUTPUTS):
+        live.step()
+        assert len(live.stats._steps) < MAX_OUTPUTS
+    live.stats.flush()
+    assert live.value() == 3 * MAX_OUTPUTS + 1
 
 
-async def test_figures_that_a_later_step_would_replace_are_recorded_at_once() -> None:
+async def test_figures_that_a_later_step_would_replace_are_recorded_by_themselves() -> None:
     from vllm.v1.metrics.stats import PrefixCacheStats
 
     live = Live()
     live.step(is_first=True)
     live.step(connector_prefix_cache_stats=PrefixCacheStats(requests=1, queries=30, hits=20))
-    assert (live.value(), live.value("external_prefix_cache_hits_total")) == (2, 20)
+    live.step(connector_prefix_cache_stats=PrefixCacheStats(requests=1, queries=30, hits=1))
+    live.stats.flush()
+    assert (live.value(), live.value("external_prefix_cache_hits_total")) == (3, 21)
 
 
-async def test_scheduler_figures_that_this_version_does_not_name_are_recorded_at_once() -> None:
+async def test_scheduler_figures_that_this_version_does_not_name_are_recorded_by_themselves() -> None:
     """Only what is known to be replaced or added up waits: a field that vLLM adds does not get lost."""
     from dataclasses import fields
 
@@ -241,13 +251,13 @@ async def test_many_finished_answers_do_not_wait_for_each_other() -> None:
 
     live = Live()
     item = EngineCoreOutput(request_id="a", new_token_ids=[1], finish_reason=FinishReason.STOP)
-    live.stats.begin()
-    for _ in range(MAX_FINISHED):
-        own = live.stats.request(1.0)
-        live.stats.output(item, 5.0, True, own)
-        live.stats.finished(item, 3, SimpleNamespace(max_tokens=1), 0, own)
-    live.stats.end(EngineCoreOutputs(outputs=[item] * MAX_FINISHED, timestamp=5.0))
-    assert live.value() == MAX_FINISHED
+    records = _count_records(live.stats._manager)
+    for _ in range(3):
+        batch = EngineCoreOutputs(outputs=[item] * MAX_FINISHED, timestamp=5.0)
+        live.stats.step(batch, [(item, request(live.stats, 1.0), True) for _ in range(MAX_FINISHED)])
+    live.stats.flush()
+    assert [len(record["iteration_stats"].finished_requests) for record in records] == [MAX_FINISHED] * 3
+    assert live.value() == 3 * MAX_FINISHED
 
 
 async def test_close_records_the_rest_and_leaves_vllms_logger_as_it_was() -> None:
@@ -303,6 +313,7 @@ async def test_queries_before_a_reset_of_the_prefix_cache_are_not_counted_after_
     records = _count_records(live.stats._manager)
     live.step(is_first=True, prefix_cache_stats=PrefixCacheStats(requests=1, queries=30, hits=20))
     live.step(prefix_cache_stats=PrefixCacheStats(reset=True, requests=1, queries=40))
+    live.stats.flush()
     figures = [record["scheduler_stats"].prefix_cache_stats for record in records]
     assert [(each.reset, each.queries) for each in figures] == [(False, 30), (True, 40)]
     assert (live.value(), live.value("prefix_cache_queries_total")) == (2, 70)

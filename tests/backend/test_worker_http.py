@@ -26,6 +26,9 @@ class Link:
         self.num_running = 5
         self.num_waiting = 3
         self.assembly = SimpleNamespace(num_bytes=4096)
+        self.num_late = 0
+
+    def refresh(self) -> None:
         self.num_late = 1
 
 
