@@ -20,6 +20,7 @@ from backend.ports import Job
 # 0.02 us per id to make and vLLM as much to check; an id that is only packed costs 0.0007 us.
 LONG_LIST_TOKENS: Final = 4096
 LONG_PACKED_TOKENS: Final = 256 << 10
+SHORT_TOKENS: Final = 512  # up to here a list is quicker
 _ARRAY_32: Final = 0xDD  # msgpack's names for what it packs
 _UINT_32: Final = 0xCE
 _INT64: Final = range(-(2**63), 2**63)
@@ -85,13 +86,18 @@ class Extent:
         return iter(self._ends)
 
 
-def packed_ids(ids: bytes) -> tuple[Extent, msgspec.Raw]:
+def packed_ids(ids: bytes) -> tuple[Extent, msgspec.Raw | list[int]]:
     """Int32 little-endian bytes as the list of integers that they become on the way to the engine core.
 
     vLLM makes a list, looks through it twice, and packs it into a message: 5 ms per 100,000 ids, in steps of
     up to 2 ms in which no other thread runs. This is the same message, in 0.07 ms: every id as a `uint 32`.
+    A short list is quicker than the dozen calls of NumPy, whose code is in no cache between two requests.
     Raises `BadJobError` for a torn id.
     """
+    if len(ids) <= 4 * SHORT_TOKENS:
+        short = prompt_ids(ids)
+        return Extent(len(short), min(short, default=0), max(short, default=0)), short
+
     import numpy as np
 
     _check_whole(ids)
@@ -102,8 +108,7 @@ def packed_ids(ids: bytes) -> tuple[Extent, msgspec.Raw]:
     packed[1:5].view(">u4")[0] = num_tokens
     items = packed[5:].view([("type", "u1"), ("id", ">i4")])
     items["type"], items["id"] = _UINT_32, values
-    ends = (int(values.min()), int(values.max())) if num_tokens else (0, 0)
-    return Extent(num_tokens, *ends), msgspec.Raw(packed.data)
+    return Extent(num_tokens, int(values.min()), int(values.max())), msgspec.Raw(packed.data)
 
 
 def sampling_params(sampling: Mapping[str, Any], vocab_size: int) -> Any:

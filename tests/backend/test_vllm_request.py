@@ -41,7 +41,7 @@ def test_torn_id_is_refused(unpack: Any) -> None:
         unpack(b"\0" * 5)
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 15, 16, 300, 70_000])
+@pytest.mark.parametrize("num_tokens", [0, 1, 15, 16, 300, 512, 513, 70_000])
 def test_packed_ids_are_the_list_that_vllm_would_send(num_tokens: int) -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
@@ -69,9 +69,9 @@ def test_what_vllm_checks_of_a_prompt_it_can_check() -> None:
     extent, _ = packed_ids(pack([5, 99, 0]))
     assert len(extent) == 3
     BaseRenderer.validate_token_ids(renderer, extent)
-    for bad in (100, -1):
+    for bad, count in ((100, 1), (-1, 1), (100, 1000), (-1, 1000)):
         with pytest.raises(VLLMValidationError, match=f"Token id {bad} is out of vocabulary"):
-            BaseRenderer.validate_token_ids(renderer, packed_ids(pack([5, bad, 7]))[0])
+            BaseRenderer.validate_token_ids(renderer, packed_ids(pack([5, bad, 7] * count))[0])
     assert not packed_ids(b"")[0]
 
 
@@ -79,9 +79,11 @@ def test_engine_request_has_the_packed_ids_and_all_fields() -> None:
     import msgspec
 
     llm = FakeLlm()
-    job = Job(pack([5, 70_000]), {"max_tokens": 3})
+    short = engine_request(llm, "6", Job(pack([5, 70_000]), {}), 100_000, Reasoning(llm))
+    assert short.prompt_token_ids == [5, 70_000]
+    job = Job(pack([5, 70_000] * 400), {"max_tokens": 3})
     request = engine_request(llm, "7", job, 100_000, Reasoning(llm))
-    assert msgspec.msgpack.decode(request.prompt_token_ids) == [5, 70_000]
+    assert msgspec.msgpack.decode(request.prompt_token_ids) == [5, 70_000] * 400
     assert (request.external_req_id, request.sampling_params.max_tokens) == ("7", 3)
 
 
