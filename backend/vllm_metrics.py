@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from backend.link import Stats
 from backend.vllm_merging import Merging, add_prefix_queries
 
@@ -81,10 +83,16 @@ class StepRecorder:
     """
 
     def __init__(self, llm: Any) -> None:
-        from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, RequestStateStats
+        from vllm.v1.metrics.stats import (
+            IterationStats,
+            LoRARequestStates,
+            RequestStateStats,
+            SchedulerStats,
+        )
 
         self._manager = llm.logger_manager  # None with --disable-log-stats
         self._renderer = llm.renderer
+        self._decode = msgspec.msgpack.Decoder(SchedulerStats | None).decode
         self._new_iteration = IterationStats
         self._new_request = RequestStateStats
         self._lora_states = LoRARequestStates(False)
@@ -150,6 +158,8 @@ class StepRecorder:
 
     def _end(self, batch: Any) -> None:
         merging, scheduler, iteration = self._merging, batch.scheduler_stats, self._iteration
+        if type(scheduler) is msgspec.Raw:
+            scheduler = self._decode(scheduler)
         self._has_outputs = self._has_outputs or bool(batch.outputs)
         self._engine = batch.engine_index
         if merging is None:

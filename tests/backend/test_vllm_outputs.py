@@ -35,7 +35,6 @@ class Setup:
         core.ctx = zmq.asyncio.Context(self.context)
         core.resources.output_socket = core.ctx.socket(zmq.PULL)
         core.resources.output_socket.bind(address)
-        self.connect()
         core.decoder = MsgpackDecoder(EngineCoreOutputs)
         core.utility_results = {}
         core.outputs_queue = asyncio.Queue()
@@ -69,12 +68,12 @@ class Setup:
 
     def close(self) -> None:
         self.core.resources.output_socket.close(linger=0)
-        self.sender.close(linger=0)
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 @pytest.fixture
-async def setup(tmp_path: Any) -> AsyncIterator[Setup]:
+async def alone(tmp_path: Any) -> AsyncIterator[Setup]:
+    """Without an engine core that connects."""
     made = Setup(f"ipc://{tmp_path}/outputs")
     yield made
     task = made.core.resources.output_queue_task
@@ -82,6 +81,12 @@ async def setup(tmp_path: Any) -> AsyncIterator[Setup]:
         task.cancel()
         await asyncio.sleep(0)
     made.close()
+
+
+@pytest.fixture
+def setup(alone: Setup) -> Setup:
+    alone.connect()
+    return alone
 
 
 async def test_batches_come_in_order_however_many_wait(setup: Setup) -> None:
@@ -110,28 +115,26 @@ async def test_nobody_gets_in_after_the_engine_core(setup: Setup) -> None:
 
 
 async def test_engine_core_that_does_not_come_is_left_to_the_client(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+    alone: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from backend import vllm_outputs
 
     monkeypatch.setattr(vllm_outputs, "CONNECT_LIMIT_S", 0.01)
-    setup.sender.close(linger=0)
-    outputs = await setup.outputs()
+    outputs = await alone.outputs()
     assert type(outputs) is vllm_outputs.QueuedOutputs
-    setup.connect()
-    setup.send("a")
-    await until(lambda: setup.taken)
-    assert setup.failed == []
+    alone.connect()
+    alone.send("a")
+    await until(lambda: alone.taken)
+    assert alone.failed == []
     await outputs.close()
 
 
-async def test_client_that_closes_its_sockets_at_the_start_is_a_dead_engine(setup: Setup) -> None:
+async def test_client_that_closes_its_sockets_at_the_start_is_a_dead_engine(alone: Setup) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    setup.sender.close(linger=0)
-    starting = asyncio.create_task(setup.outputs())
-    await until(lambda: setup.core.resources.output_queue_task is not None)
-    setup.core.resources()
+    starting = asyncio.create_task(alone.outputs())
+    await until(lambda: alone.core.resources.output_queue_task is not None)
+    alone.core.resources()
     with pytest.raises(EngineDeadError):
         await starting
 
@@ -153,17 +156,16 @@ async def test_engine_core_that_goes_without_a_word_ends_it(
     await outputs.close()
 
 
-async def test_peer_that_is_no_zeromq_socket_ends_it(setup: Setup) -> None:
+async def test_peer_that_is_no_zeromq_socket_ends_it(alone: Setup) -> None:
     from backend.zmtp import ZmtpError
 
-    setup.sender.close(linger=0)
-    starting = asyncio.create_task(setup.outputs())
-    await until(lambda: setup.core.resources.output_queue_task is not None)
-    _, writer = await asyncio.open_unix_connection(setup.address.removeprefix("ipc://"))
+    starting = asyncio.create_task(alone.outputs())
+    await until(lambda: alone.core.resources.output_queue_task is not None)
+    _, writer = await asyncio.open_unix_connection(alone.address.removeprefix("ipc://"))
     outputs = await starting
     writer.write(bytes(64))
-    await until(lambda: setup.failed)
-    assert [type(error) for error in setup.failed] == [ZmtpError]
+    await until(lambda: alone.failed)
+    assert [type(error) for error in alone.failed] == [ZmtpError]
     writer.close()
     await outputs.close()
 
