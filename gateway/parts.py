@@ -207,8 +207,10 @@ def passthrough(
         return None
     choose = UpstreamChoice(upstreams, given.upstream_api_key, replicas, settings.limits.queue_max_requests)
     body = BodyLimits(settings.http.max_body_bytes, settings.http.body_limit_s)
-    head_limit_s = settings.limits.request_limit_s
-    return Passthrough(edge, keys, body, http, choose, lambda: rules.current.num_rules > 0, head_limit_s)
+    limit_s = settings.limits.request_limit_s
+    return Passthrough(
+        edge, keys, body, http, choose, lambda: rules.current.num_rules > 0, limit_s, silence_limit_s=limit_s
+    )
 
 
 def streams(settings: Settings, metrics: Metrics) -> Streams:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final
 
 from backend.http_call import HttpTimeout
-from backend.http_ports import Headers, HttpCall, HttpFault, HttpRequest, Origin, Receiver
+from backend.http_ports import Headers, HttpCall, HttpFault, HttpRequest
+from backend.silence import Silence
 from backend.upstream_faults import KEY_STATUSES, UpstreamFault, bad_key
 from gateway.answer import COMPLETE
 from gateway.cors import RESPONSE_HEADERS
@@ -38,6 +39,7 @@ from gateway.passthrough_head import (
     route_of,
     target_of,
 )
+from gateway.passthrough_ports import Choose, Place, Sender
 from gateway.record import RequestRecord
 from pipeline.errors import (
     ClientGone,
@@ -52,49 +54,11 @@ from pipeline.errors import (
 MIN_BUFFERED_BYTES: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamTarget:
-    """Where a request goes: `prefix` before its path, `headers` with the server's key. Logs have `name`."""
-
-    origin: Origin
-    prefix: str = ""
-    headers: Headers = ()
-    name: str = ""
-
-
-class Place(Protocol):
-    """One request's place at a server, which it takes until `release`."""
-
-    @property
-    def target(self) -> UpstreamTarget: ...
-
-    def begun(self, status: int) -> None:
-        """The response has."""
-
-    def lost(self, error: WorkerLost) -> None:
-        """The connection was, before any of the response had come."""
-
-    def release(self) -> None:
-        """The request is over. Idempotent."""
-
-
-class Choose(Protocol):
-    def __call__(self, model: str | None) -> Place:
-        """At a server of this model, or at any for None. Raises `UnknownModel`, `NoWorker`, `QueueFull`."""
-
-
-class Sender(Protocol):
-    """`backend.http_client.HttpClient`."""
-
-    def send(
-        self, origin: Origin, request: HttpRequest, receiver: Receiver, head_s: float | None = None
-    ) -> HttpCall: ...
-
-
 class Passthrough:
     """ASGI app of `/v1/*`. `has_rules`: content rules are in force, which see nothing of what is passed.
 
-    Then only routes without text in their answers are passed. `head_limit_s`: until a response's head.
+    Then only routes without text in their answers are passed. `head_limit_s`: until a response's head;
+    `silence_limit_s`: between its bytes.
     """
 
     def __init__(
@@ -106,6 +70,7 @@ class Passthrough:
         choose: Choose,
         has_rules: Callable[[], bool],
         head_limit_s: float,
+        silence_limit_s: float,
     ) -> None:
         max_bytes = max(parts.reader.max_bytes, MIN_BUFFERED_BYTES)
         self.parts = replace(parts, reader=replace(parts.reader, max_bytes=max_bytes))
@@ -115,6 +80,7 @@ class Passthrough:
         self.choose = choose
         self.has_rules = has_rules
         self.head_limit_s = head_limit_s
+        self.silence_limit_s = silence_limit_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _Passed(self, scope)(scope, receive, send)
@@ -147,7 +113,8 @@ class _Passed(Endpoint):
             record.worker, record.model = upstream.name, model or ""
             headers = request_headers(self._headers, upstream.headers, record.request_id)
             request = HttpRequest(self._method, upstream.prefix + target, headers, body)
-            passage = self._passage = _Passage(exchange, place, self.reader.limit_s)
+            limits_s = self.reader.limit_s, owner.silence_limit_s
+            passage = self._passage = _Passage(exchange, place, *limits_s)
             await self._pass(exchange, passage, request)
         finally:
             place.release()
@@ -214,7 +181,9 @@ class _Passed(Endpoint):
 class _Passage:
     """Receives the upstream's response and hands it to the client. `over` ends with it, or with its error."""
 
-    def __init__(self, exchange: Exchange, place: Place, reader_limit_s: float) -> None:
+    def __init__(
+        self, exchange: Exchange, place: Place, reader_limit_s: float, silence_limit_s: float
+    ) -> None:
         self.upstream = place.target
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: HttpCall | None = None
@@ -225,12 +194,15 @@ class _Passage:
         self._outlet = exchange.outlet
         self._reader_limit_s = reader_limit_s
         self._slow: asyncio.TimerHandle | None = None  # while the client does not read
+        self._silence = Silence(self._silent)  # of the upstream, from its response's head on
+        self._silence_limit_s = silence_limit_s
         exchange.on_gone = self._gone
         self._outlet.on_flushed = self._flushed
 
     def let_go(self) -> None:
         """It is over: what is left in the outlet is the endpoint's."""
         self._read_again()
+        self._silence.stop()
         self._outlet.on_flushed = nothing
 
     # -- backend.http_ports.Receiver -------------------------------------------------------------------------
@@ -242,12 +214,14 @@ class _Passage:
             self._fail(UpstreamFault(bad_key(self.upstream.name, status)))
             return
         record.status = status
+        self._silence.start(self._silence_limit_s)
         own = self.upstream.headers
         self._outlet.start(status, response_headers(headers, record.request_id, status, own))
         self._wait_if_slow()
 
     def data(self, data: bytes) -> None:
         self.num_bytes += len(data)
+        self._silence.broken()
         self._outlet.push(data)
         self._wait_if_slow()
 
@@ -285,6 +259,13 @@ class _Passage:
         self.over.set_exception(error)
         if self.call is not None:
             self.call.abort()  # or the rest of this read would come
+
+    def _silent(self, limit_s: float) -> None:
+        if self._slow is not None:  # it is held back
+            self._silence.start(limit_s)
+            return
+        name = self.upstream.name
+        self._fail(WorkerStalled(f"upstream {name} sent nothing for {limit_s:g} s within its response"))
 
     def _gone(self, reason: str) -> None:
         self._fail(ClientGone(reason))

@@ -17,7 +17,7 @@ from backend.upstream_address import UpstreamAddress
 from backend.upstream_faults import refusal
 from backend.upstream_key import key_headers
 from backend.upstream_server import UpstreamServer
-from gateway.passthrough import UpstreamTarget
+from gateway.passthrough_ports import UpstreamTarget
 from pipeline.errors import NoWorker, QueueFull, UnknownModel, WorkerLost
 
 # A server that refused a passed request as one too many gets no other for so long, where there are others.
@@ -26,7 +26,7 @@ FULL_S: Final = 0.5
 
 
 class UpstreamChoice:
-    """`gateway.passthrough.Choose`: of the servers that are ready, the one with the least to do.
+    """`gateway.passthrough_ports.Choose`: of the servers that are ready, the one with the least to do.
 
     `replicas`: linked workers among them are no upstreams. `api_key`: what the servers are shown.
     `max_passed`: requests under way at each, of this process.
@@ -100,7 +100,7 @@ class _Server:
 
 
 class UpstreamPlace:
-    """`gateway.passthrough.Place`. Until the response begins it waits in the server's queue, as calls do.
+    """`gateway.passthrough_ports.Place`. As calls do it waits in the queue until the response begins.
 
     It counts as one token: what it makes the server do is not known, but it is more than nothing.
     """

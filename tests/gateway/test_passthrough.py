@@ -17,13 +17,15 @@ import pytest
 
 from backend.http_client import HttpClient, HttpLimits
 from backend.http_ports import HttpFault, HttpRequest, Origin
+from backend.silence import Silence
 from gateway.cors import RESPONSE_HEADERS
 from gateway.edge import EdgeParts
 from gateway.flow import BodyLimits
 from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.outlet import ReaderLimits
-from gateway.passthrough import Passthrough, UpstreamTarget
+from gateway.passthrough import Passthrough
+from gateway.passthrough_ports import UpstreamTarget
 from gateway.request_log import RequestLog
 from pipeline.errors import Draining, NoWorker, UnknownModel, WorkerLost
 from tests.backend.http_server import Kept, Peer, Script, Served, serving
@@ -87,6 +89,7 @@ class Service:
             self._choose,
             lambda: has_rules,
             head_limit_s,
+            silence_limit_s=LIMIT_S,
         )
 
     def _choose(self, model: str | None) -> HeldPlace:
@@ -530,6 +533,55 @@ async def test_the_heads_limit_is_not_the_bodys() -> None:
         has_waited.set()
         await receiver.over.wait()
         assert receiver.end == "ended"
+
+
+async def test_an_upstream_that_falls_silent_within_its_response_is_cut_off_and_its_place_is_free() -> None:
+    async def script(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + b"2\r\nhi\r\n")
+        await peer.gone()
+
+    async with passing(script) as (service, _):
+        service.app.silence_limit_s = 0.05
+        receiver = Kept()
+        service.client.send(service.origin, HttpRequest("POST", EMBEDDINGS, [JSON], BODY), receiver)
+        await receiver.over.wait()
+        assert (receiver.end, receiver.body) == ("failed", b"hi")
+        line = await service.line()
+        assert (line["status"], line["ended"]) == (200, "worker_stalled")
+        assert "sent nothing for 0.05 s within its response" in line["detail"]
+        assert service.places[0].told == ["begun 200", "released"]
+
+
+async def test_an_upstream_that_a_slow_client_holds_back_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[float] = []
+    start = Silence.start
+    was_too_long = asyncio.Event()
+
+    def counted(silence: Silence, limit_s: float) -> None:
+        starts.append(limit_s)
+        if len(starts) > 3:  # at the response's head, and then each time that the limit is passed
+            was_too_long.set()
+        start(silence, LIMIT_S if was_too_long.is_set() else limit_s)
+
+    async def script(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.say(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (8 << 20) + bytes(8 << 20))
+
+    monkeypatch.setattr(Silence, "start", counted)
+    async with passing(script) as (service, _):
+        service.app.silence_limit_s = 0.05
+        receiver = Kept()
+        call = service.client.send(service.origin, HttpRequest("POST", EMBEDDINGS, [JSON], BODY), receiver)
+        await receiver.has_begun.wait()
+        call.pause()
+        async with asyncio.timeout(LIMIT_S):
+            await was_too_long.wait()
+        assert service.places[0].told == ["begun 200"], "it is under way"
+        call.abort()
+        assert (await service.line())["ended"] == "client_closed"
 
 
 async def test_an_upstream_that_does_not_answer_in_time_is_a_504() -> None:

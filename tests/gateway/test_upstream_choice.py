@@ -59,7 +59,7 @@ class Chosen:
         flow: Any = SimpleNamespace(in_progress=set(), is_draining=False)
         parts = EdgeParts(flow, Metrics(), RequestLog(io.StringIO()), ReaderLimits())
         body = BodyLimits(1 << 20, 60.0)
-        return Passthrough(parts, ApiKeys([]), body, self.http, self.choice, lambda: False, 60.0)
+        return Passthrough(parts, ApiKeys([]), body, self.http, self.choice, lambda: False, 60.0, 60.0)
 
     async def all_ready(self) -> None:
         await until(lambda: all(server.state == "ready" for server in self.upstreams))
