@@ -81,6 +81,7 @@ _POWERFUL: Final = frozenset(
     }
 )
 _POWERFUL_KINDS: Final = (b"access-control-", b"x-accel-", b"x-litespeed-")
+_OF_CONTENT: Final = frozenset((b"content-type", b"content-encoding", b"content-length", b"cache-control"))
 _WITHOUT_BODY: Final = (204, 304)
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")  # as with our own streams: nginx would hold events back
 
@@ -163,7 +164,7 @@ def response_headers(
         (name, value)
         for name, value in headers
         if not (name in dropped or name.startswith(_POWERFUL_KINDS))
-        and not any(secret in value for secret in secrets)
+        and (name in _OF_CONTENT or not any(secret in value for secret in secrets))
     ]
     if any(
         name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in kept
@@ -177,7 +178,7 @@ def _named_in_connection(headers: Headers) -> set[bytes]:
     named = {
         name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")
     }
-    return named - {b"content-type", b"content-encoding", b"content-length", b"cache-control"}
+    return named - _OF_CONTENT
 
 
 class _Model(msgspec.Struct):

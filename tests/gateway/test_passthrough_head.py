@@ -216,6 +216,11 @@ def test_a_response_does_not_tell_the_key_that_the_upstream_was_shown() -> None:
     given = [(b"authorization", b"Bearer secret"), (b"x-echo", b"was secret, too"), (b"x-tenant", b"ours")]
     assert response_headers(given, "a", 200, own) == [(b"x-tenant", b"ours"), (b"x-request-id", b"a")]
     assert (b"x-tenant", b"ours") in response_headers(given, "a", 200, [(b"authorization", b"Bearer o")])
+    word = [(b"authorization", b"Bearer text")]
+    assert (
+        dict(response_headers([(b"content-type", b"text/csv")], "a", 200, word))[b"content-type"]
+        == b"text/csv"
+    )
 
 
 @pytest.mark.parametrize(
