@@ -84,6 +84,7 @@ class VllmEngine:
         self._events = events
         self._max_jobs = self._job_limit()
         await self._choose_path()
+        _settle_memory()
         self._logging = asyncio.create_task(self._log_stats())
 
     async def stop(self) -> None:
@@ -105,6 +106,7 @@ class VllmEngine:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)  # vLLM leaves its ZeroMQ context open
                 del llm, path
+                gc.unfreeze()
                 gc.collect()  # its finalizer must run now, not when the interpreter is half gone
 
     def _load(self) -> None:
@@ -286,6 +288,14 @@ def _cache_environment() -> None:
 
     if hasattr(vllm.envs, "enable_envs_cache"):
         vllm.envs.enable_envs_cache()
+
+
+def _settle_memory() -> None:
+    """Keep the garbage collector off vLLM's million objects, and off steps, which wait to be counted: they
+    would set it off several times a second."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def _device(is_cpu: bool) -> str:
