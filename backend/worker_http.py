@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import uvicorn
@@ -23,6 +23,7 @@ from starlette.routing import Route
 from backend.link_server import LinkServer
 
 _STOP_S: Final = 2
+_TICK_S: Final = 1.0  # for the date in the answers' heads
 
 
 class LinkCollector(Collector):
@@ -59,7 +60,7 @@ class WorkerHttp:
         self._port = port
         self._registry = CollectorRegistry()
         self._registry.register(LinkCollector(server))
-        self._uvicorn: uvicorn.Server | None = None
+        self._uvicorn: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -75,7 +76,7 @@ class WorkerHttp:
 
     async def stop(self) -> None:
         if self._uvicorn is not None and self._task is not None:
-            self._uvicorn.should_exit = True
+            self._uvicorn.stop()
             await self._task
 
     async def _metrics(self, request: Request) -> Response:
@@ -91,6 +92,21 @@ class WorkerHttp:
 
 class _Server(uvicorn.Server):
     """Signals are the worker's business: it drains first."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """Until it is to end. uvicorn's looks ten times a second whether it is, which costs 1 ms of CPU."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._stopping.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
