@@ -31,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Fixtures that a session has once, or that take both cores: their tests run in one process, one by one.
 _ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway", "vision_worker"})
 _VLLM_FIXTURES = frozenset({"_vllm", "vllm", "vllm_requests"})  # vLLM's import: 9 s, once in that process
+# Hugging Face's tokenizers of six models, and ours beside them: 20 s, once in that process.
+_MODEL_MODULES = frozenset({"test_exactness", "test_injection", "test_inbound_fuzz"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -38,17 +40,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without --long or a -m that speaks of it, `long` tests are deselected.
 
     Side by side (`-n 3 --dist loadgroup`) a module stays in one process, and so does all that has an engine
-    or vLLM itself.
+    or vLLM itself, and what loads the same large tokenizers.
     """
     for item in items:
-        fixtures = set(item.fixturenames)
-        is_engines = item.get_closest_marker("engine") or (_ENGINE_FIXTURES | _VLLM_FIXTURES) & fixtures
-        item.add_marker(pytest.mark.xdist_group("engine" if is_engines else item.path.stem))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     if config.getoption("--long") or "long" in config.getoption("-m"):
         return
     long = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+def _group(item: pytest.Item) -> str:
+    if item.get_closest_marker("engine") or (_ENGINE_FIXTURES | _VLLM_FIXTURES) & set(item.fixturenames):
+        return "engine"
+    return "models" if item.path.stem in _MODEL_MODULES else item.path.stem
 
 
 def pytest_unconfigure() -> None:

@@ -61,6 +61,7 @@ def server(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     command += ["--enforce-eager", "--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS)]
     command += ["--enable-scale-out", "--enable-prompt-tokens-details"]
     env = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env |= {"TORCH_COMPILE_DISABLE": "1", **stack.ONE_THREAD}
     with stack.running(Process("stock vLLM", command, folder / "vllm.log", env)) as process:
         process.wait_until(lambda: answers(port, "/health") == 200, START_S, "healthy")
         yield Server(process, port)
