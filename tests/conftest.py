@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _ENGINE_FIXTURES = frozenset({"engine_worker", "engine_gateway", "vision_worker"})
 _VLLM_FIXTURES = frozenset({"_vllm", "vllm", "vllm_requests"})  # vLLM's import: 9 s, once in that process
 # Hugging Face's tokenizers of six models, and ours beside them: 20 s, once in that process.
-_MODEL_MODULES = frozenset({"test_exactness", "test_injection", "test_inbound_fuzz"})
+_MODEL_MODULES = frozenset({"test_context_policy", "test_exactness", "test_inbound_fuzz", "test_injection"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

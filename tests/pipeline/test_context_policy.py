@@ -19,9 +19,8 @@ from pipeline.context_policy import (
 )
 from pipeline.errors import ContextTooLong
 from pipeline.middle_out import MARKER, MAX_TRIES
-from pipeline.model_text import ModelText
 from pipeline.values import ChatRequest, Delivery, Dropped, Generation
-from tests.tokenizers import files_of, tokenizer_folder
+from tests.pipeline.real_models import model
 
 Message = dict[str, Any]
 
@@ -336,7 +335,7 @@ class Real:
     """Counts with a real model's template and tokenizer."""
 
     def __init__(self, name: str) -> None:
-        text = ModelText.from_files(files_of(tokenizer_folder(name)))
+        text = model(name).text
         assert text.chat_template is not None
         self._template = text.chat_template
         self._encode = text.tokenizer.encode_batch_fast
