@@ -107,10 +107,10 @@ def test_what_may_be_a_secret_is_never_shown(text: str) -> None:
     assert "bad upstream" in str(caught.value)
 
 
-@pytest.mark.parametrize("place", range(1, 20))
 @pytest.mark.parametrize("character", ["\n", "\r", "\t", "\x00", "\x7f", "\u2028"])
-def test_control_characters_are_refused_wherever_they_are(place: int, character: str) -> None:
+def test_control_characters_are_refused_wherever_they_are(character: str) -> None:
     text = "vllm+http://gpu1/v1/"
-    with pytest.raises(AddressError) as caught:
-        parse_upstream(text[:place] + character + text[place:])
-    assert character not in str(caught.value)
+    for place in range(1, len(text)):
+        with pytest.raises(AddressError) as caught:
+            parse_upstream(text[:place] + character + text[place:])
+        assert character not in str(caught.value), place

@@ -212,11 +212,18 @@ REFUSED_TEXTS = (
 )
 
 
-@pytest.mark.parametrize("host", REFUSED_HOSTS, ids=ascii)
-def test_no_spelling_of_an_inner_address_is_let_through(host: str) -> None:
-    for text in (f"http://{host}/", f"HTTPS://{host}:443/x?y#z", f"https://{host}"):
-        with pytest.raises(UrlRefused):
-            checked_url(text)
+def test_no_spelling_of_an_inner_address_is_let_through() -> None:
+    shapes = ("http://{}/", "HTTPS://{}:443/x?y#z", "https://{}")
+    spelled = [shape.format(host) for host in REFUSED_HOSTS for shape in shapes]
+    assert [text for text in spelled if not is_refused(text)] == []
+
+
+def is_refused(text: str) -> bool:
+    try:
+        checked_url(text)
+    except UrlRefused:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("text", REFUSED_TEXTS, ids=lambda text: ascii(text)[:40])
