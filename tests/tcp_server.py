@@ -41,9 +41,7 @@ class ProtocolServer:
     ) -> None:
         """Listen on a port of this machine, 0 for a free one, or on a Unix socket."""
         if uds is not None:
-            self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(str(uds))
-            self._listener.listen(128)
+            self._listener = socket.create_server(str(uds), family=socket.AF_UNIX, backlog=128)
         else:
             self._listener = socket.create_server((host, port), backlog=128)
             self.port = self._listener.getsockname()[1]
@@ -105,11 +103,13 @@ class StreamServer(ProtocolServer):
         self._connected = connected
         self._limit = limit
         self._running: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []  # one that nobody holds warns that it is not closed
 
     def opened(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
         assert isinstance(protocol, _StreamProtocol)
         loop = asyncio.get_running_loop()
         writer = asyncio.StreamWriter(transport, protocol, protocol.reader, loop)
+        self._writers = [*(each for each in self._writers if not each.is_closing()), writer]
         keep(self._running, self._connected(protocol.reader, writer))
 
     async def end_work(self) -> None:

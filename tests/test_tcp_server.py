@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -61,11 +63,11 @@ def test_a_connection_made_while_the_server_stops_is_closed(run: Run, tls: ssl.S
 
 @on_each_loop
 def test_the_end_closes_what_a_handler_leaves_and_what_nobody_reads(run: Run) -> None:
-    async def left_open(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
+    async def left_open(*_: object) -> None:
+        called.append("left open")
 
     async def unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
+        called.append("unread")
         writer.write(bytes(64 << 20))
         writer.close()
 
@@ -77,11 +79,10 @@ def test_the_end_closes_what_a_handler_leaves_and_what_nobody_reads(run: Run) ->
             dialled(one.port),
             dialled(other.port),
         ):
-            while len(writers) < 2:  # noqa: ASYNC110
+            while len(called) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        writers.clear()
 
-    writers: list[asyncio.StreamWriter] = []
+    called: list[str] = []
     with losing_nothing():
         run(main())
 
@@ -102,3 +103,10 @@ async def test_it_serves_again_on_the_port_that_it_had() -> None:
         async with dialled(server.port) as (reader, _):
             assert await reader.read() == b"hello"
     await server.stop()
+
+
+def test_nothing_in_the_tests_listens_otherwise() -> None:
+    here = Path(__file__).parent
+    sources = {path: path.read_text() for path in here.rglob("*.py") if path != Path(__file__)}
+    others = re.compile(r"\bstart_(unix_)?server\(|loop\(?\)?\.create_(unix_)?server\(")
+    assert [str(path.relative_to(here)) for path, text in sources.items() if others.search(text)] == []

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from tests import tcp_server
 from tests.wire import LIMIT_S
 
 EMPTY: Final = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -63,11 +64,9 @@ class Upstream:
 
     def __init__(self) -> None:
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
-        self.writers: list[asyncio.StreamWriter] = []
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request on each connection; what comes after it is the test's to `read`."""
-        self.writers.append(writer)
         with suppress(asyncio.IncompleteReadError):  # nginx had nothing to ask
             head = await reader.readuntil(b"\r\n\r\n")
             lines = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:-2])
@@ -82,12 +81,8 @@ class Upstream:
 async def listening(path: Path) -> AsyncIterator[Upstream]:
     """An upstream on this Unix socket."""
     played = Upstream()
-    server = await asyncio.start_unix_server(played.connected, path, limit=1 << 20)
     try:
-        yield played
+        async with tcp_server.listening(played.connected, limit=1 << 20, uds=path):
+            yield played
     finally:
-        for writer in played.writers:
-            writer.close()
-        server.close()
-        await server.wait_closed()
         path.unlink(missing_ok=True)  # noqa: ASYNC240 - a socket's name

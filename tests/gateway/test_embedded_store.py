@@ -24,6 +24,7 @@ from tests.backend.linked import make_tokenizer, scripted
 from tests.components import need
 from tests.gateway.programs import Program, is_alive, running, wait_until
 from tests.pipeline.small_tokenizers import byte_level
+from tests.tcp_server import listening
 from tests.valkey import Valkey
 
 
@@ -52,7 +53,7 @@ async def test_readiness_is_the_first_answer_to_a_ping(tmp_path: Path) -> None:
         writer.close()
         refusals.release()
 
-    async with await asyncio.start_unix_server(refuse, valkey.socket):
+    async with listening(refuse, uds=valkey.socket):
         for _ in range(2):
             await asyncio.wait_for(refusals.acquire(), 20)
     assert not waiting.done()

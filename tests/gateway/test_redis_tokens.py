@@ -13,6 +13,7 @@ import pytest
 
 from gateway.redis_tokens import MIN_CHARS, RedisTokens
 from pipeline.encoding import pack_ids
+from tests.tcp_server import listening
 from tests.valkey import Valkey
 
 PATIENT_MS = 20_000  # tests are about what comes, not how soon
@@ -160,11 +161,10 @@ async def test_answer_that_is_none_fails_no_request(tmp_path: Path, connect: Ope
                 writer.write(b"+OK\r\n" * max(1, data.count(b"CLIENT")))
 
     path = tmp_path / "odd.sock"
-    server = await asyncio.start_unix_server(serve, path)
-    tokens = connect(f"unix://{path}?protocol=2")
-    assert await tokens.get("model", [segment_of(1), segment_of(2)]) == {}
-    assert tokens.num_errors + tokens.num_broken > 0
-    server.close()
+    async with listening(serve, uds=path):
+        tokens = connect(f"unix://{path}?protocol=2")
+        assert await tokens.get("model", [segment_of(1), segment_of(2)]) == {}
+        assert tokens.num_errors + tokens.num_broken > 0
 
 
 async def test_dead_server_is_asked_once_a_second_and_comes_back(server: Valkey, connect: Open) -> None:

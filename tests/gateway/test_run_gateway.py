@@ -20,6 +20,7 @@ from gateway.settings import General, Link, Settings
 from tests.backend.linked import make_tokenizer, scripted, until
 from tests.gateway.programs import Program, is_alive, running, wait_until
 from tests.pipeline.small_tokenizers import byte_level
+from tests.tcp_server import dialled, listening
 
 MISFIT = "worker bad serves 'scripted' with the reasoning parser 'olmo3', but this gateway has no"
 
@@ -73,16 +74,19 @@ async def test_a_start_waits_for_every_worker_that_answers(tmp_path: Path, token
     async def hold_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await until(app.gateway.pool.models)
         await asyncio.sleep(0.1)
-        from_worker, to_worker = await asyncio.open_unix_connection(f"{tmp_path}/bad.sock")
-        await asyncio.gather(pass_on(reader, to_worker), pass_on(from_worker, writer))
+        async with dialled(uds=f"{tmp_path}/bad.sock") as (from_worker, to_worker):
+            await asyncio.gather(pass_on(reader, to_worker), pass_on(from_worker, writer))
 
-    async with scripted(tmp_path, tokenizer=tokenizer) as good, bad_worker(tmp_path, tokenizer):
-        path = f"{tmp_path}/held.sock"
-        async with await asyncio.start_unix_server(hold_up, path):
-            workers = (str(good.address), f"unix://{path}")
-            app = build_app(Settings(general=General(cache=tmp_path / "cache"), link=Link(worker=workers)))
-            assert (await started(app))["type"] == "lifespan.startup.failed"
-            assert app.gateway.start_problem is not None
+    path = tmp_path / "held.sock"
+    async with (
+        scripted(tmp_path, tokenizer=tokenizer) as good,
+        bad_worker(tmp_path, tokenizer),
+        listening(hold_up, uds=path),
+    ):
+        workers = (str(good.address), f"unix://{path}")
+        app = build_app(Settings(general=General(cache=tmp_path / "cache"), link=Link(worker=workers)))
+        assert (await started(app))["type"] == "lifespan.startup.failed"
+        assert app.gateway.start_problem is not None
 
 
 async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -285,12 +285,11 @@ async def test_answer_that_is_none_is_an_error(tmp_path: Path, answer: bytes) ->
                 writer.close()
 
     path = tmp_path / "odd.sock"
-    server = await asyncio.start_unix_server(serve, path)
-    store = Process(f"unix://{path}").store
-    with pytest.raises(StoreUnavailable, match="does not answer"):
-        await store.meta(id_of(1))
-    await store.close()
-    server.close()
+    async with listening(serve, uds=path):
+        store = Process(f"unix://{path}").store
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            await store.meta(id_of(1))
+        await store.close()
 
 
 async def test_errors_are_logged_once_in_a_while_without_text(
