@@ -23,6 +23,7 @@ from benchmarks.peers import PINS, Peer, alone, litellm_config, versions
 from benchmarks.report import Report
 from benchmarks.scripted_upstream import WORDS, Connection, Upstream
 from benchmarks.tiny_model import words
+from tests.tcp_server import ProtocolServer, started
 
 IDS = list(range(100, 100 + len(WORDS)))
 
@@ -171,16 +172,15 @@ def test_the_pace_can_be_set_and_an_unknown_route_is_404() -> None:
 async def served(**fields: Any) -> AsyncIterator[Peer]:
     """The upstream itself in the place of a peer in front of it."""
     upstream = Upstream(0.01, IDS)
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(upstream), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    clock = asyncio.create_task(upstream.run())
-    peer = Peer("peer", "Peer 1", (ProcessTree(os.getpid()),), port, "scripted", upstream_port=port, **fields)
-    try:
-        yield peer
-    finally:
-        clock.cancel()
-        server.close()
-        await asyncio.gather(clock, return_exceptions=True)
+    async with started(ProtocolServer(lambda: Connection(upstream))) as server:
+        clock, port = asyncio.create_task(upstream.run()), server.port
+        trees = (ProcessTree(os.getpid()),)
+        peer = Peer("peer", "Peer 1", trees, port, "scripted", upstream_port=port, **fields)
+        try:
+            yield peer
+        finally:
+            clock.cancel()
+            await asyncio.gather(clock, return_exceptions=True)
 
 
 async def test_a_window_counts_frames_and_what_they_cost() -> None:
