@@ -209,7 +209,7 @@ class _StepEngine:
         from backend.vllm_steps import StepPath
 
         self._path = StepPath(self._llm, events, MediaReader(self._llm, max_image_pixels=0))
-        self._path.start()
+        await self._path.start()
         gc.freeze()  # vLLM's million objects are no garbage
 
     def submit(self, key: Key, job: Job) -> None:

@@ -72,7 +72,8 @@ def run_out(upstream: Upstream) -> None:
             stream.step()
 
 
-CHAT = {"messages": [{"role": "user", "content": "probe-7 hello"}], "max_tokens": 13}
+NUM_TOKENS = len(WORDS) + 3
+CHAT = {"messages": [{"role": "user", "content": "probe-7 hello"}], "max_tokens": NUM_TOKENS}
 
 
 # -- the scripted upstream -----------------------------------------------------------------------------------
@@ -86,10 +87,12 @@ def test_a_chat_has_vllms_frames_and_as_many_tokens_as_asked() -> None:
     role, *tokens, usage, done = chunks(wire.data)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [chunk["choices"][0]["delta"]["content"] for chunk in tokens] == [*WORDS, *WORDS[:3]]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in tokens] == [None] * 12 + ["length"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in tokens] == [None] * (NUM_TOKENS - 1) + [
+        "length"
+    ]
     assert {chunk["object"] for chunk in tokens} == {"chat.completion.chunk"}
     assert len({chunk["id"] for chunk in (role, *tokens, usage)}) == 1
-    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 13, "[DONE]")
+    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], NUM_TOKENS, "[DONE]")
 
 
 def test_streams_can_be_ended_early_and_count_what_they_said() -> None:
