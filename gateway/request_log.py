@@ -18,7 +18,7 @@ logger = logging.getLogger("headrace.request_log")
 
 MAX_WAITING_LINES: Final = 10_000  # about 5 MB
 FLUSH_LIMIT_S: Final = 2.0
-GATHER_S: Final = 0.25  # what a crash can lose
+GATHER_S: Final = 0.05  # what a crash can lose
 MAX_BATCH: Final = 256
 
 _encode = msgspec.json.Encoder().encode

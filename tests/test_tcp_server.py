@@ -55,9 +55,9 @@ def test_a_connection_made_while_the_server_stops_is_closed(run: Run, tls: ssl.S
             await server.stop()
             assert is_ended(client)
 
-    for num_steps in range(NUM_STEPS):
-        for context in (None, tls):
-            with losing_nothing():
+    with losing_nothing():
+        for num_steps in range(NUM_STEPS):
+            for context in (None, tls):
                 run(stop_after(num_steps, context))
 
 

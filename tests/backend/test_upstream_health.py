@@ -324,19 +324,6 @@ async def test_numbers_that_can_be_none_keep_no_server_away(tmp_path: Path, valu
 # -- where it is ---------------------------------------------------------------------------------------------
 
 
-async def test_ipv6_address_is_asked_and_named_with_its_brackets(tmp_path: Path) -> None:
-    fake = FakeUpstream(Vllm())
-    try:
-        await fake.start(host="::1")
-    except OSError:
-        pytest.skip("no IPv6 on loopback")
-    async with watched(tmp_path, f"vllm+http://[::1]:{fake.port}") as it:
-        await it.ready()
-        assert it.server.key == f"vllm+http://[::1]:{fake.port}"
-        assert fake.asked[0].headers["host"] == f"[::1]:{fake.port}"
-    await fake.stop()
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of `localhost`, self-signed, with its key in the same file."""

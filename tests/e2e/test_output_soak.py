@@ -27,6 +27,7 @@ from tests.e2e.resting import (
     kept_bytes,
     request_lines,
     resident_bytes,
+    wait_for,
     wait_until_held,
 )
 from tests.stack import Gateway, Worker
@@ -127,9 +128,14 @@ class Soak:
         """All is given back, nothing failed, and the log has no text."""
         wait_until_held(self.gateway, [self.worker], before)
         assert_no_fault(self.gateway)
-        lines = request_lines(self.gateway)
-        assert {line["ended"] for line in lines} <= {"complete", "client_closed"}
-        assert sum(line["ended"] == "complete" for line in lines) >= self.num_whole
+
+        def ends() -> list[str]:
+            return [line["ended"] for line in request_lines(self.gateway)]
+
+        wait_for(
+            self.gateway, lambda: ends().count("complete") >= self.num_whole, "logging what was complete"
+        )
+        assert set(ends()) <= {"complete", "client_closed"}
         log = self.gateway.log.read_text().lower()
         assert not any(word in log for word in DENIED)
 

@@ -45,6 +45,7 @@ class Served:
     gateway: Gateway
     worker: Worker
     before: dict[str, float]
+    num_lines: int  # in the request log
 
     async def wait_for_counts(self, running: int, waiting: int = 0) -> None:
         """Until vLLM says so itself."""
@@ -62,7 +63,9 @@ class Served:
         """Engine, worker and gateway are as before; the log's lines of the requests, which all say why."""
         await self.wait_for_counts(0)
         await asyncio.to_thread(wait_until_held, self.gateway, [self.worker], self.before)
-        lines = request_lines(self.gateway)[-num_requests:]
+        num_lines = self.num_lines + num_requests
+        await self.until(lambda: len(request_lines(self.gateway)) >= num_lines, "logging the requests")
+        lines = request_lines(self.gateway)[self.num_lines :]
         assert [line["ended"] for line in lines] == ["client_closed"] * num_requests
         assert all(line["output_tokens"] < ENDLESS["max_tokens"] for line in lines)
         assert_no_fault(self.gateway)
@@ -82,7 +85,8 @@ def gateway(engine_worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def served(gateway: Gateway, engine_worker: Worker) -> Served:
-    return Served(gateway, engine_worker, at_rest(gateway, [engine_worker]))
+    before = at_rest(gateway, [engine_worker])
+    return Served(gateway, engine_worker, before, len(request_lines(gateway)))
 
 
 @pytest.fixture(scope="module")
