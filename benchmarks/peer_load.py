@@ -23,7 +23,7 @@ from benchmarks.peers import Peer
 from benchmarks.report import percentile
 from benchmarks.texts import prompt
 
-START_LIMIT_S: Final = 180.0
+START_LIMIT_S: Final = 120.0
 PROBE_EVERY_S: Final = 0.1
 SATURATED: Final = 0.93  # of a core
 _PROMPT_WORDS: Final = 40
@@ -124,7 +124,12 @@ async def open_streams(peer: Peer, num_streams: int, num_tokens: int, first: int
     if not await _wait(
         lambda: all(c.result.first_s is not None or c.done.done() for c in clients), START_LIMIT_S
     ):
-        raise TimeoutError(f"{peer.label}: {num_streams} streams did not start within {START_LIMIT_S:g} s")
+        num_silent = sum(client.result.first_s is None for client in clients)
+        for client in clients:
+            client.close()
+        raise TimeoutError(
+            f"{peer.label}: {num_silent} of {num_streams} streams did not start within {START_LIMIT_S:g} s"
+        )
     for client in clients:
         if client.result.first_s is None:
             raise RuntimeError(f"{peer.label}: a stream failed: {client.result.status} {client.result.error}")
