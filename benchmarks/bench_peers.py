@@ -22,7 +22,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from operator import truediv
 from pathlib import Path
 from typing import Any, Final
 
@@ -206,7 +205,8 @@ def _gateway_goals(report: Report, rows: dict[str, Row], costs: dict[str, list[f
     def ratio(key: str, other: str) -> float:
         """In the same run, where both were in all; else of the medians by number of streams."""
         if len(costs[key]) == len(costs[other]):
-            return statistics.median(map(truediv, costs[key], costs[other]))
+            pairs = zip(costs[key], costs[other], strict=True)
+            return statistics.median(one / another for one, another in pairs)
         ours, theirs = rows[key].us_per_token, rows[other].us_per_token
         return statistics.median(ours[count] / theirs[count] for count in ours if count in theirs)
 
