@@ -120,7 +120,7 @@ async def listen(
 
 
 async def stop_listening(server: asyncio.Server) -> None:
-    """Close the port. Whoever was accepted a moment ago has its protocol when this returns.
+    """Close the port. Whoever was accepted a moment ago has its protocol when this returns, TLS's at least.
 
     `Server.close` alone loses such a connection (python/cpython#109564): the socket stays open until the
     collector finds it.

@@ -19,7 +19,7 @@ class Framing(NamedTuple):
 
 
 def framing_of(headers: Headers) -> Framing:
-    """As the head of a response says, of one that may have a body. Headers may stand in it several times."""
+    """As the head of a response says, whether it has a body or not. Headers may stand in it several times."""
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     odd = next((coding for coding in codings if coding.lower() != b"chunked"), None)
     has_length = any(name == b"content-length" for name, _ in headers)

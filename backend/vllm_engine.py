@@ -269,8 +269,11 @@ class VllmEngine:
         """vLLM's throughput line, where its log level shows it."""
         while True:
             await asyncio.sleep(STATS_LOG_S)
-            self.stats()  # the line shows what has been recorded
-            await self._llm.do_log_stats()
+            try:
+                self.stats()  # the line shows what has been recorded
+                await self._llm.do_log_stats()
+            except Exception:
+                logger.exception("vLLM's throughput line could not be written")
 
 
 def is_tested(version: str) -> bool:

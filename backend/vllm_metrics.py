@@ -78,8 +78,9 @@ class StepRecorder:
 
     Steps are kept as they are and counted together: in a loop that takes a third of what it takes right after
     a step, when nothing of it is in the processor's caches. Prometheus' objects cost more per step than its
-    tokens do, so they learn of it at a `flush`. Sums and every single observation are the same as step by
-    step. With a stat logger that is not known to see no difference, each step is recorded by itself, at once.
+    tokens do, so they learn of it at a `flush`, when many answers have ended, or when figures cannot wait.
+    Sums and every single observation are the same as step by step. With a stat logger that is not known to
+    see no difference, each step is recorded by itself, at once.
     """
 
     def __init__(self, llm: Any) -> None:

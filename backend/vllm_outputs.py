@@ -35,7 +35,10 @@ Fail = Callable[[Exception], None]  # once: nothing comes after it
 
 class Outputs(Protocol):
     async def start(self) -> None:
-        """Batches of what is submitted from now on are read. Raises `TimeoutError`."""
+        """Batches of what is submitted from now on are read.
+
+        Raises `TimeoutError`, `OSError`, or the client's own error where the engine has died.
+        """
 
     async def close(self) -> None:
         """Stop reading, and let the client read by itself. Idempotent."""
@@ -52,6 +55,9 @@ async def open_outputs(core: Any, take: Take, fail: Fail) -> Outputs:
         except (TimeoutError, OSError) as error:
             await direct.close()
             fault = str(error)
+        except BaseException:  # a stop, or an engine that has died
+            await direct.close()
+            raise
     logger.info("batches come by the core client's queue, not off a socket of ours: %s", fault)
     queued = QueuedOutputs(core, take, fail)
     await queued.start()
@@ -127,7 +133,7 @@ class QueuedOutputs:
 
 
 class SocketOutputs:
-    """Off a socket at the address of the client's own, with the client's decoder.
+    """Off a socket at the address of the client's own.
 
     The engine core's socket connects by itself to whoever listens there, and it has nothing to say before the
     first request. The client's own task is not started: a future stands in its place. The client cancels it
@@ -180,6 +186,7 @@ class SocketOutputs:
         from vllm.utils.network_utils import make_zmq_socket
 
         if not self._resources.engine_dead:
+            self._resources.output_socket.close(linger=0)  # open still, where we could not listen
             self._resources.output_socket = make_zmq_socket(self._core.ctx, self._address, zmq.PULL)
 
     # -- the connection ------------------------------------------------------------------------------------

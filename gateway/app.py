@@ -28,7 +28,7 @@ from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.next_turns import NextTurns
-from gateway.outlet import ReaderLimits, Send, nothing
+from gateway.outlet import ReaderLimits, Send
 from gateway.passthrough import Passthrough
 from gateway.passthrough_head import is_own
 from gateway.realtime_admission import Admission
@@ -159,11 +159,15 @@ class Gateway:
         self.models.publish(self.metrics)
         for publish in self.publishers:
             publish()
+        self._tell_lost_lines()
+        self.warmup.publish()
+        self.tokens.publish()
+
+    def _tell_lost_lines(self) -> None:
+        """To the server's log, too: that lines are lost is said where nobody scrapes."""
         for log in (self.request_log, self.audit_log):
             if log is not None:
                 self.metrics.lost_lines.inc(log.take_lost())
-        self.warmup.publish()
-        self.tokens.publish()
 
     async def _first_worker(self) -> None:
         """Wait a moment for a worker before connections are taken. Raises `StartError` for one that misfits.
@@ -187,7 +191,8 @@ class Gateway:
         """ASGI's lifespan."""
         await self.pool.start()
         await self.streams.start()
-        publish = self.publish if self.metrics.is_shared else nothing  # a scrape comes here then
+        # Where no other process may be asked, a scrape comes here.
+        publish = self.publish if self.metrics.is_shared else self._tell_lost_lines
         watch = asyncio.create_task(self.flow.open.watch(publish, self.looks), name="watch open requests")
         try:
             await self._first_worker()
@@ -203,6 +208,7 @@ class Gateway:
             await self.http.close()
             await self.tokens.close()
             await self._media.close()
+            self._tell_lost_lines()
             self.request_log.flush()
             if self.audit_log is not None:
                 self.audit_log.flush()

@@ -2,8 +2,7 @@
 and on what follows an early answer. Answers in our own error shape what never becomes a request, a malformed
 offer of a WebSocket among them; a good one goes on in `gateway/websocket_protocol.py`.
 
-Without a bound a 100 MB header kept the parser busy for 8 s, and was answered 200. h11 has a bound, but costs
-several times the parser's CPU.
+Without a bound a 100 MB header kept the parser busy for 8 s. h11 has one, but costs several times the CPU.
 """
 
 from __future__ import annotations
@@ -132,8 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _upgrade(self, rest: bytes) -> None:
         """Hand the connection over, with what has come behind the head; or say why not.
 
-        uvicorn has the head parsed anew by the other side, which knows bounds of its own and says nothing
-        when one is passed.
+        uvicorn has the head parsed anew by the other side, which says nothing when a bound is passed.
         """
         if not self.url.isascii():
             self._refuse_malformed()
@@ -149,6 +147,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.connections.discard(self)
         self.parser = None  # it and this object hold each other
+        if self.flow.write_paused:  # by an answer before: the transport says it once, and has said it here
+            protocol.pause_writing()
         protocol.begin(self.transport, request, rest)
 
     def _check_progress(self, num_bytes: int) -> None:

@@ -39,8 +39,12 @@ class AnyOutbound(ABC):
         """What follows from what the stages have found. `text`: content that came with it, and first."""
         self.needs_look = False
         self._channels.add_content(text)
-        self._end_if_over()
+        self._end_if_found()
         return self._channels.take_events()
+
+    def _end_if_found(self) -> None:
+        """What `look` ends the text for."""
+        self._end_if_over()
 
     def expire(self) -> Sequence[Event]:
         """Text was held for longer than its limit: what the filter's policy lets go now."""

@@ -140,14 +140,10 @@ class Outbound(AnyOutbound):
             self._starts, self._filter = now
         return text
 
-    def look(self, text: str = "") -> Sequence[Event]:
-        """As in `AnyOutbound`, and a stop string that was found ends the text."""
-        self.needs_look = False
-        self._channels.add_content(text)
-        self._end_if_over()
+    def _end_if_found(self) -> None:
+        super()._end_if_found()
         if self._stops is not None and self._stops.matched is not None:
             self._close("stop", self._stops.matched)
-        return self._channels.take_events()
 
     @property
     def waits_for_parser(self) -> bool:

@@ -139,6 +139,24 @@ async def test_client_that_closes_its_sockets_at_the_start_is_a_dead_engine(alon
         await starting
 
 
+async def test_start_that_is_cancelled_leaves_all_to_the_client(alone: Setup) -> None:
+    from backend.vllm_outputs import QueuedOutputs
+
+    starting = asyncio.create_task(alone.outputs())
+    await until(lambda: alone.core.resources.output_queue_task is not None)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert alone.core.resources.output_queue_task is None
+    outputs = QueuedOutputs(alone.core, alone.taken.append, alone.failed.append)
+    await outputs.start()
+    alone.connect()
+    alone.send("a")
+    await until(lambda: alone.taken)
+    assert alone.failed == []
+    await outputs.close()
+
+
 async def test_engine_core_that_goes_without_a_word_ends_it(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

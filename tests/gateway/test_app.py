@@ -261,3 +261,11 @@ def test_a_bad_rule_file_stops_the_start(tmp_path: Path) -> None:
 def test_missing_tls_files_stop_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         build_app(Settings(link=Link(link_cafile=tmp_path / "none.pem")))
+
+
+async def test_lines_that_the_log_has_lost_are_told_though_nobody_scrapes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with site(tmp_path) as made:
+        made.gateway.request_log.num_lost += 3
+        await until(lambda: "3 log lines were lost" in caplog.text)

@@ -153,6 +153,21 @@ async def test_a_connection_that_cannot_be_written_to_takes_nothing_past_send() 
     played.lose()
 
 
+async def test_a_connection_that_begins_behind_what_nobody_reads_waits_for_it() -> None:
+    """The transport has told the protocol before, and says it once."""
+    played = await Played().open(accepts=False, is_paused=True)
+    accepting = asyncio.create_task(played.accept())
+    await turns()
+    assert not accepting.done()
+    played.protocol.resume_writing()
+    await asyncio.wait_for(accepting, 5)
+    counting = Counting(played)
+    counting.outlet.push(b"direct")
+    assert counting.num_sent == 0
+    assert [each.payload for each in played.sent] == [b"direct"]
+    played.lose()
+
+
 async def test_a_pause_in_which_nothing_was_pushed_is_over_with_the_next_push() -> None:
     played = await Played().open()
     counting = Counting(played)

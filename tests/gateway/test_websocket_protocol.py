@@ -91,12 +91,14 @@ class Played:
         self.send: Any = None
         self._over = asyncio.Event()
 
-    async def open(self, accepts: bool = True, behind: bytes = b"") -> Played:
+    async def open(self, accepts: bool = True, behind: bytes = b"", is_paused: bool = False) -> Played:
         config = HttpConfig(self, max_header_bytes=1 << 16, header_limit_s=20, log_config=None)
         config.load()
         self.state = ServerState()
         http = HttpProtocol(config, server_state=self.state, app_state={}, _loop=asyncio.get_running_loop())
         http.connection_made(self.transport)
+        if is_paused:
+            http.pause_writing()
         http.data_received(HEAD + behind)
         await turns()
         assert (await self.receive())["type"] == "websocket.connect"
